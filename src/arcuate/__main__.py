@@ -2,4 +2,5 @@
 
 from arcuate.cli import main
 
-main()
+if __name__ == "__main__":  # a child process on a platform without fork imports this module again
+    main()

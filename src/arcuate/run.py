@@ -13,9 +13,10 @@ from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, wri
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 _INITIAL_FILES = {  # content of a run folder before the first step
-    *(*RUN_FILES, "incidents.jsonl", "modes.jsonl", ".lock"),
+    *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }
+WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
@@ -40,6 +41,7 @@ class Run:
     environment_file = _PathInRun("environment.json")
     metrics_file = _PathInRun("metrics.jsonl")
     incidents_file = _PathInRun("incidents.jsonl")
+    predictions_file = _PathInRun("predictions.jsonl")  # a few trials of every validation
     modes_file = _PathInRun("modes.jsonl")
     lock_file = _PathInRun(".lock")
     checkpoints = _PathInRun("checkpoints")
@@ -116,6 +118,7 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
     run.checkpoints.mkdir(exist_ok=True)
     run.metrics_file.touch()
     run.incidents_file.touch()
+    run.predictions_file.touch()
     write_json(run.environment_file, environment)
     write_text(run.recipe_file, to_yaml(recipe))
     return run
@@ -151,6 +154,40 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
         f"{path} exists and is not empty; choose another --run"
         + (", or add --resume to continue it" if can_resume else "")
     )
+
+
+def unfinished_reason(run: Run) -> str | None:
+    """Why the training of a run is not complete, such as "stopped at step 150 of 600"; None if it is.
+
+    An imported model has no training and is complete. Without checkpoints, the log decides.
+    """
+    if not run.recipe_file.is_file():
+        return None
+    recipe = run.recipe_tree()
+    train, stages = recipe.get("train"), recipe.get("stages")
+    planned = train.get("steps") if isinstance(train, dict) else None
+    if not isinstance(planned, int):
+        return None
+    step, n_stages_done = _trained_steps(run)
+    if step >= planned or (isinstance(stages, list) and stages and n_stages_done >= len(stages)):
+        return None
+    incidents = read_jsonl(run.incidents_file, growing=True) if run.incidents_file.exists() else []
+    last = incidents[-1] if incidents else {}
+    if last.get("action") == "stop" and isinstance(last.get("step"), int) and last["step"] >= step:
+        return f"stopped by the guard at step {last['step']:,} of {planned:,}"
+    return f"stopped at step {step:,} of {planned:,}"
+
+
+def _trained_steps(run: Run) -> tuple[int, int]:
+    """Steps of the last checkpoint and completed stages of the curriculum."""
+    state_file = run.checkpoints / "last" / "state.json"
+    if not state_file.is_file():
+        steps = [row.get("step") for row in run.metrics()]
+        return max((step for step in steps if isinstance(step, int)), default=0), 0
+    state = read_json(state_file)
+    step, progress = state.get("step"), state.get("progress")
+    index = progress.get("index") if isinstance(progress, dict) else None
+    return step if isinstance(step, int) else 0, index if isinstance(index, int) else 0
 
 
 def is_untouched(run: Run) -> bool:

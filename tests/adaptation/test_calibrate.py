@@ -15,11 +15,12 @@ import torch
 
 from arcuate.adaptation.calibration import MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.calibrate import calibrate, derive_recipe
-from arcuate.experiments.recipe import run_recipe
-from arcuate.models.config import Patch
+from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.models.config import ModelConfig, Patch
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
@@ -277,3 +278,15 @@ def test_every_kind_of_model_can_be_calibrated_and_followed(new_days: Path, tmp_
     done = arcuate("evaluate", run, "--data", store, "--adapt", "one-step", "--json")
     assert done.returncode == 0, done.stderr
     assert one_object(done.stdout)["per"] is not None
+
+
+def test_the_lower_bound_on_reductions_follows_the_calibration_rate() -> None:
+    parent = load_recipe("diary-run07")
+    assert parent.guard.adaptive.min_lr == 0.0005 > Calibration().lr * Calibration().other_lr_factor
+    config = ModelConfig(settings=parent.model, n_channels=512, sessions=("t15.2023.08.11",), classes=CLASSES)
+    for factor in (Calibration().other_lr_factor, 0.0):
+        settings = Calibration(other_lr_factor=factor)
+        adaptive = derive_recipe(parent, config, "t15.2023.08.13", settings).guard.adaptive
+        assert adaptive.threshold == 10.0
+        expected = 0.0005 * factor * settings.lr / parent.schedule.peak_lr
+        assert adaptive.min_lr == pytest.approx(expected)

@@ -1,5 +1,6 @@
 """Drift over sessions: similarity, dead channels, re-ordered channels, and the page."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.trial import ElectrodeArray, Feature, list_arrays
 from arcuate.errors import UserError
+from arcuate.insight.drift import write_drift
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
 from support.forking import arcuate
@@ -166,6 +168,18 @@ def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> No
     assert [d["known"] for d in result["error_rates"]["sessions"]][:3] == [True, True, False]
     assert "Error rate by session" in (tmp_path / "drift.html").read_text()
     assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()
+
+
+def test_a_read_only_run_is_measured(
+    new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    def read_only(*files: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(files[0]))
+
+    monkeypatch.setattr("arcuate.evaluation.trials.atomic_group", read_only)
+    result = write_drift(new_days / "store", new_days / "run", out=tmp_path / "drift.html", adapt="statistics")
+    assert result.error_rates is not None and "Error rate by session" in (tmp_path / "drift.html").read_text()
+    assert any("is read-only" in line for line in messages)
 
 
 def test_only_an_earlier_page_is_replaced(new_days: Path, tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
+import contextlib
+import shutil
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -168,3 +173,46 @@ def test_former_names_are_translated_in_older_files_only() -> None:
     assert parse_settings(TimeMasks, masks, "old", migrate=True).fixed_count
     with pytest.raises(UserError, match="is now called"):
         parse_settings(TimeMasks, masks, "new")
+
+
+UNREADABLE = """
+import sys
+from pathlib import Path
+from arcuate.data.batching import PlannedBatches, make_plan, training_batches
+from arcuate.data.config import BucketedBatching, DataConfig, StatisticsSpec
+from arcuate.data.selection import select
+from arcuate.data.store import Store, session_path
+from arcuate.models.config import Patch
+
+path = Path(sys.argv[1])
+store = Store.open(path)
+trials = select(store, DataConfig(), Patch().count_frames).train
+plan = make_plan(trials, BucketedBatching(batch_size=4), seed=0)
+batches = training_batches(PlannedBatches(store, trials, plan, store.sessions, StatisticsSpec("none")), 0, None, 2)
+next(batches)
+for session in store.sessions:
+    session_path(path, session).write_bytes(b"")
+for _ in batches:
+    pass
+"""
+
+
+def test_unreadable_data_end_the_program_and_its_workers(cohort_store, tmp_path) -> None:
+    """The error of a worker is one sentence, and neither the worker nor the exception keeps the program alive."""
+    store = shutil.copytree(cohort_store, tmp_path / "store")
+    process = subprocess.Popen([sys.executable, "-c", UNREADABLE, str(store)], stderr=subprocess.PIPE, text=True)
+    children = psutil.Process(process.pid).children
+    workers: list[psutil.Process] = []
+    while process.poll() is None and len(workers) < 2:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers = children()
+    try:
+        _, stderr = process.communicate(timeout=100)
+    finally:
+        for left in (process, *workers):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                left.kill()
+    assert process.returncode == 1 and len(workers) == 2
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("arcuate.errors.UserError: ") and "is damaged" in last, stderr
+    assert "Caught UserError" not in stderr

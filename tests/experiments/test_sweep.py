@@ -1,5 +1,6 @@
 """Sweeps: invalid spaces are rejected, workers share a study, failures and interruptions are recorded."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from support.cli import assert_refused, one_object
 from support.forking import arcuate
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
+from arcuate.experiments.journal import Journal
 from arcuate.experiments.sweep import (
     Choices,
     Dimension,
@@ -214,3 +216,39 @@ def test_a_bad_space_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
     space = space_file(tmp_path, "encoder.widht: {low: 16, high: 32}")
     assert_refused(arcuate(*command(cohort_store, space, tmp_path / "out")), "encoder.width")
     assert not (tmp_path / "out").exists()
+
+
+# The journal
+
+
+def test_a_torn_line_of_the_journal_is_skipped(sweep: Any, messages: list[str]) -> None:
+    study, journal = open_study(sweep), sweep.out / "study.journal"
+    trial = study.ask({d.path: to_distribution(d) for d in sweep.space})
+    study.tell(trial, 0.4)
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker_id": "0a')  # a worker killed while it wrote
+    again = open_study(sweep)
+    assert [t.value for t in again.get_trials()] == [0.4]
+    second = again.ask({d.path: to_distribution(d) for d in sweep.space})
+    again.tell(second, 0.3)
+    third = open_study(sweep)
+    assert [t.value for t in third.get_trials()] == [0.4, 0.3]
+    assert any("incomplete line" in line for line in messages)
+    assert [t.value for t in study.get_trials()] == [0.4, 0.3]  # a worker that had read the lines before
+
+
+def test_a_full_disk_leaves_no_part_of_an_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "study.journal", tmp_path / "lock")
+    journal.append_logs([{"n": 1}])
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("arcuate.experiments.journal.os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            journal.append_logs([{"n": 2}, {"n": 3}])
+    journal.append_logs([{"n": 4}])
+    assert list(journal.read_logs(0)) == [{"n": 1}, {"n": 4}]
+    assert list(journal.read_logs(1)) == [{"n": 4}]
+    assert (tmp_path / "study.journal").read_text() == '{"n":1}\n{"n":4}\n'

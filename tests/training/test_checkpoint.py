@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from arcuate.config import to_yaml
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.files import append_jsonl, write_json
+from arcuate.files import append_jsonl, write_json, write_text
 from arcuate.run import find_checkpoint
-from arcuate.training.checkpoint import add_checksum, link, load_checkpoint, repair_best_links
-from arcuate.training.start import resume, split_parent, start_from
+from arcuate.training.checkpoint import Best, add_checksum, link, load_checkpoint, repair_best_links
+from arcuate.training.environment import Distributed
+from arcuate.training.start import Start, absolute_parent, resume, split_parent, start_from, start_run
 from arcuate.training.state import TrainingState
 from support.training import make_recipe, make_state
 
@@ -31,7 +33,7 @@ def save_at(state: TrainingState, step: int, value: float, per: float | None = N
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.fill_(value)
-    improved = per is not None and state.best.update(step, per, None, state.position)
+    improved = per is not None and state.best.update(Best(step, per, None, state.position))
     folder = state.run.checkpoints / state.save(scheduled)
     if improved:
         link(state.run, "best", folder)
@@ -226,3 +228,36 @@ def test_broken_link_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/best").symlink_to("step-00000009")
     with pytest.raises(UserError, match="has no checkpoint 'best'; it has none yet"):
         find_checkpoint(tmp_path)
+
+
+def edited(state: TrainingState, *overrides: str) -> TrainingState:
+    """The state of the same run, its recipe.yaml edited to these settings."""
+    recipe = make_recipe(*overrides)
+    write_text(state.run.recipe_file, to_yaml(recipe))
+    return TrainingState(state.model, recipe, state.run, "fp32")
+
+
+def test_an_edited_recipe_is_not_resumed(state: TrainingState) -> None:
+    environment = {"data": {"hashes": "x"}}
+    start_run(state, Start(resume=True), environment, Distributed())
+    save_at(state, 4, 1.0)
+    changed = edited(state, "schedule.peak_lr=0.5")
+    with pytest.raises(UserError, match=r"recipe\.yaml was edited after step-00000004"):
+        resume(changed, environment)
+    restored = edited(state, "notes=seen again", "data.workers=1", "runtime.threads=1")
+    start_run(restored, Start(resume=True), environment, Distributed())
+    assert restored.step == 4
+    save_at(restored, 8, 1.0)
+    assert load_checkpoint(state.run.checkpoints / "last").saved.recipe_hash == state.recipe_hash
+
+
+def test_a_checkpoint_without_a_recipe_hash_is_resumed(state: TrainingState) -> None:
+    folder = save_at(state, 4, 1.0)
+    change_state(folder, lambda s: s.pop("recipe_hash"), valid_checksum=True)
+    assert resumed_step(state) == 4
+
+
+def test_a_recorded_parent_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute_parent("runs/a") == f"{tmp_path.resolve()}/runs/a@best"
+    assert absolute_parent("../x@last") == f"{tmp_path.resolve().parent}/x@last"

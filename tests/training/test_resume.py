@@ -197,7 +197,7 @@ def test_from_starts_a_new_run_and_records_its_parent(uninterrupted: Path, cohor
     run = tmp_path / "child"
     more = [
         "--from",
-        f"{uninterrupted}@last",
+        f"{os.path.relpath(uninterrupted)}@last",
         "train.steps=2",
         "train.log_every=1",
         "encoder.width=32",

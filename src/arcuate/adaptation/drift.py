@@ -118,7 +118,7 @@ def measure_drift(
 
     Sessions are compared with `reference`: by default the last session that the run's model was trained on, or the
     first session of the store. `adapt` and `split` belong to the run's evaluation, which is written to its results
-    under the label `drift-<adapt>`. `max_trials` per session are examined.
+    under the label `drift-<adapt>`, unless the run is read-only. `max_trials` per session are examined.
     """
     opened = open_run(run) if run is not None else None
     store = store if isinstance(store, Store) else Store.open(Path(store))
@@ -131,7 +131,12 @@ def measure_drift(
         from arcuate.adaptation.evaluate import evaluate_adaptation
 
         error_rates = evaluate_adaptation(
-            opened, adapt, split=split, data=store.path, label=f"drift-{adapt}", progress=progress
+            *(opened, adapt),
+            split=split,
+            data=store.path,
+            label=f"drift-{adapt}",
+            results_required=False,
+            progress=progress,
         )
     chosen = _choose_reference(sessions, reference, error_rates)
     arrays = list_arrays(store.layout, store.n_channels)

@@ -42,13 +42,13 @@ from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.evaluation.trials import PhonemeMetrics, Search, TrialResult, phoneme_search, summarise, write_results
-from arcuate.files import to_frame
+from arcuate.files import READ_ONLY, to_frame
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.runtime import configure_runtime
-from arcuate.progress import Progress, counted, percent
+from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, open_run
 
 # --- the loop over trials ----------------------------------------------------------------------------------------
@@ -240,6 +240,7 @@ def evaluate_adaptation(
     beam: int | None = None,
     head: str = "ctc",
     scores: str | Path | None = None,
+    results_required: bool = True,
     progress: Progress | None = None,
 ) -> AdaptationResult:
     """Evaluate a run on recorded sessions with online adaptation, including sessions that are new to its model.
@@ -247,7 +248,7 @@ def evaluate_adaptation(
     `adapt` is a method or its settings; `settings` change those of a method, as {"lr": 5e-4}. `sessions` selects some
     of the store. With `lm` pseudo-labels come from a word search with this language model, `lexicon` and `decoding`
     (settings, or a file of `arcuate tune`). Results are written as by `evaluate`, under the label `adapt-<method>`
-    unless another is given.
+    unless another is given. Unless they are required, a run folder that is read-only only causes a warning.
     """
     adaptation = resolve_adaptation(adapt, settings)
     label = label or f"adapt-{adaptation.method}"
@@ -281,7 +282,12 @@ def evaluate_adaptation(
         sessions=tuple(summarise_session(session) for session in adapted),
         peak_rss_mb=peak_rss_mb(),
     )
-    write_results(opened, split, label, results, result.to_dict(), store)
+    try:
+        write_results(opened, split, label, results, result.to_dict(), store)
+    except OSError as error:
+        if results_required or error.errno not in READ_ONLY:
+            raise
+        logger.warning(f"{opened.path} is read-only, so the results by trial are not saved in it")
     if scores is not None:
         write_frame_scores(scores, results)
     return result

@@ -3,8 +3,10 @@
 import errno
 import io
 import os
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
 from typing import NoReturn
 
 from arcuate.cli.app import COMMANDS, app
@@ -20,6 +22,7 @@ for _command in COMMANDS:  # each module registers its commands with `app`
 def main() -> NoReturn:
     """Run the command line. User errors are one sentence and exit code 2, without a traceback."""
     _replace_closed_streams()
+    _end_on_signals()
     show_log_messages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -40,6 +43,22 @@ def main() -> NoReturn:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         _fail(f"{error.strerror}{path}; {'free some disk space' if full else 'check the path and its permissions'}")
     sys.exit(0)
+
+
+def _end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP (a closed terminal) end the program by an exception, so that temporary files are removed.
+
+    A signal that is ignored (nohup) stays ignored; commands that save their state handle these signals themselves.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _exit_by_signal)
+
+
+def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one does not interrupt the removal of temporary files
+    sys.exit(128 + number)
 
 
 def _replace_closed_streams() -> None:

@@ -82,9 +82,9 @@ def _print_result(ablation: "AblationResult") -> None:
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
     if ablation.n_comparisons > 1:
         say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
-    if ablation.failed:
-        say(f"{len(ablation.failed)} runs did not finish; they are scored at their last checkpoint")
+    for run, reason in ablation.failed.items():
+        say(f"{run} failed: {reason}")
     if ablation.missing:
-        say(f"not measured yet: {'; '.join(ablation.missing)}")
+        say(f"missing or incomplete, and in no effect: {'; '.join(ablation.missing)}")
     if ablation.runs:
         say(f"wrote {experiment.out / 'ablation.html'}")

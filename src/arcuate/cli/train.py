@@ -32,7 +32,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
-    display = TrainingDisplay()
+    from arcuate.training.callbacks import Stop, stop_with_parent
+
+    display, stop = TrainingDisplay(), Stop()
+    stop_with_parent(stop)
     options: dict[str, Any] = {
         "overrides": overrides or [],
         "resume": resume,
@@ -40,6 +43,7 @@ def train(
         "keep_optimizer": keep_optimizer,
         "dry_run": dry_run,
         "callbacks": [display],
+        "stop": stop,
         "progress": display.report,
     }
     if seeds is None:

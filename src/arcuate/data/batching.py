@@ -242,11 +242,11 @@ def training_batches(
 ) -> Generator[Batch, None, None]:
     """Batches at positions start … stop-1 (or without end), prefetched by worker processes if there are any.
 
-    Close the generator when done: the workers ignore signals, so a failing program would wait for them forever.
+    The workers end with the generator: when it is closed, and when data cannot be read.
     """
     positions = count(start) if stop is None else range(start, stop)
-    yield from DataLoader(
-        data,
+    loader = DataLoader(
+        _ReadErrors(data),
         batch_size=None,
         sampler=positions,
         num_workers=workers,
@@ -254,6 +254,45 @@ def training_batches(
         worker_init_fn=_ignore_signals,  # two batches per worker are prefetched
         pin_memory=pin_memory,
     )
+    batches = iter(loader)
+    try:
+        for batch in batches:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    finally:
+        _end_workers(batches)
+
+
+class _ReadErrors(Dataset[Batch | Exception]):
+    """A dataset that returns errors of reading instead of raising them.
+
+    An exception that is raised in a worker would arrive with the worker's traceback as its message.
+    """
+
+    def __init__(self, data: PlannedBatches) -> None:
+        self._data = data
+
+    def __getitem__(self, position: int) -> Batch | Exception:
+        try:
+            return self._data[position]
+        except (UserError, OSError) as error:
+            return error
+
+
+def _end_workers(batches: Any) -> None:
+    """End the worker processes of a `DataLoader` iterator.
+
+    torch ends them when the iterator is garbage-collected, which an exception that refers to it prevents. At the end of
+    the program it would be too late: `multiprocessing` then sends SIGTERM, which they ignore, and waits forever.
+    """
+    workers = getattr(batches, "_workers", ())
+    if workers:
+        batches._shutdown_workers()
+    for worker in workers:
+        if worker.is_alive():  # stuck in a read
+            worker.kill()
+            worker.join()
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -283,8 +322,9 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 
 def _ignore_signals(worker: int) -> None:
     """A signal to the process group is handled by training, which needs its workers to finish the step."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        if number := getattr(signal, name, None):  # there is no SIGHUP on Windows
+            signal.signal(number, signal.SIG_IGN)
 
 
 def group_by_length(trials: Sequence[TrialInfo], batch_size: int) -> list[list[int]]:

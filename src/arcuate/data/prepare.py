@@ -18,7 +18,8 @@ from arcuate.data.quality import (
     quality_rows,
 )
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
-from arcuate.data.readers.release import find_source, read_trials, summarise_file
+from arcuate.data.readers.process import ReaderProcess
+from arcuate.data.readers.release import find_source
 from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
@@ -108,10 +109,17 @@ def prepare_store(
     target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
     check_store_target(target, force)
     found = find_source(Path(source))
-    scan = _scan_source(found, features, progress)
+    with ReaderProcess(found, features) as reader:
+        return _write_store(target, found, reader, force, features, progress)
+
+
+def _write_store(
+    target: Path, found: Source, reader: ReaderProcess, force: bool, features: str, progress: Progress | None
+) -> PrepareReport:
+    scan = _scan_source(found, reader, progress)
     if scan.n_channels is None:
         return _nothing_readable(found, scan)
-    preparation = _Preparation(found, scan, scan.n_channels, features, progress)
+    preparation = _Preparation(found, scan, scan.n_channels, reader, progress)
     with create_store(target, scan.n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.n_trials):
             preparation.write_session(writer, session)
@@ -136,7 +144,8 @@ def inspect_source(
     """Dry run: what `prepare` would read, without writing anything."""
     parse_features(features)
     found = find_source(Path(source))
-    return _report_scan(found, _scan_source(found, features, progress))
+    with ReaderProcess(found, features) as reader:
+        return _report_scan(found, _scan_source(found, reader, progress))
 
 
 def _report_scan(found: Source, scan: "_Scan") -> PrepareReport:
@@ -170,7 +179,7 @@ class _Scan:
         return {file.id: n for file, n in self.n_trials.items()}
 
 
-def _scan_source(source: Source, features: str, progress: Progress | None) -> _Scan:
+def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | None) -> _Scan:
     n_trials: dict[SourceFile, int] = {}
     channels: Counter[int] = Counter()
     rows = [row for result in source.skipped for row in quality_rows(result, ())]
@@ -178,7 +187,7 @@ def _scan_source(source: Source, features: str, progress: Progress | None) -> _S
         if progress:
             progress(i, len(source.files), "scanning files")
         try:
-            summary = summarise_file(source, file)
+            summary = reader.summarise(file)
         except UnreadableFile as error:
             rows.append(_unreadable_row(file, error))
             continue
@@ -187,18 +196,18 @@ def _scan_source(source: Source, features: str, progress: Progress | None) -> _S
     if progress:
         progress(len(source.files), len(source.files), "scanning files")
     if not channels:
-        channels.update(_count_first_channels(source, n_trials, features, rows))
+        channels.update(_count_first_channels(reader, n_trials, rows))
     most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
     return _Scan(n_trials, most_common, tuple(rows))
 
 
 def _count_first_channels(
-    source: Source, n_trials: dict[SourceFile, int], features: str, rows: list[QualityRow]
+    reader: ReaderProcess, n_trials: dict[SourceFile, int], rows: list[QualityRow]
 ) -> Counter[int]:
     """Trials by channel count in the first readable file; unreadable files become rows and are left out."""
     for file in list(n_trials):
         try:
-            trials = (result.trial for result in read_trials(source, file, features))
+            trials = (result.trial for result in reader.read(file))
             if counts := Counter(trial.bins.shape[1] for trial in trials if trial is not None):
                 return counts
         except UnreadableFile as error:
@@ -224,8 +233,10 @@ def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
 class _Preparation:
     """State of a store being written: everything but the bins."""
 
-    def __init__(self, source: Source, scan: _Scan, n_channels: int, features: str, progress: Progress | None) -> None:
-        self.source, self.scan, self.n_channels, self.features = source, scan, n_channels, features
+    def __init__(
+        self, source: Source, scan: _Scan, n_channels: int, reader: ReaderProcess, progress: Progress | None
+    ) -> None:
+        self.source, self.scan, self.n_channels, self.reader = source, scan, n_channels, reader
         self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
         self.trials: list[TrialInfo] = []
         self.quality: list[QualityRow] = list(scan.rows)
@@ -241,7 +252,7 @@ class _Preparation:
     def _read_file(self, file: SourceFile) -> Iterator[Trial]:
         """The readable trials of a file; every trial is checked and its findings are recorded."""
         try:
-            for result in read_trials(self.source, file, self.features):
+            for result in self.reader.read(file):
                 self.n_done += 1
                 if self.progress:
                     self.progress(min(self.n_done, self.n_expected), self.n_expected, file.id)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import SILENCE_NAME, encode
+from arcuate.data.spelling import spell_out
 from arcuate.errors import UserError
 from arcuate.files import find_package_file, read_npz
 
@@ -53,8 +54,8 @@ class Pronunciation:
 
 
 def pronounce(text: str) -> Pronunciation:
-    """Phoneme names of a sentence, with a silence for every space and one at the end."""
-    words = _TOKEN.findall(label_text(text))
+    """Phoneme names of a sentence, with a silence for every space and one at the end; numbers are spelled out."""
+    words = _TOKEN.findall(label_text(spell_out(text).text))
     names: list[str] = []
     unknown: list[str] = []
     for position, word in enumerate(words):

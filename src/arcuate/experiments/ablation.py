@@ -23,7 +23,7 @@ from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_in_subprocess
 from arcuate.files import LockHeld, exclusive_lock, read_json
 from arcuate.progress import Progress, logger
-from arcuate.run import Run
+from arcuate.run import Run, unfinished_reason
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
 
@@ -326,12 +326,26 @@ def open_experiment(experiment: Experiment) -> None:
 
 
 def is_trained(cell: Cell) -> bool:
-    state = cell.run.checkpoints / "last" / "state.json"
-    return state.is_file() and read_json(state).get("step") == cell.n_steps
+    """Whether a cell was trained to its end: not interrupted, failed or stopped by the guard."""
+    return cell.run.recipe_file.is_file() and unfinished_reason(cell.run) is None
 
 
 def is_scored(experiment: Experiment, cell: Cell) -> bool:
-    return cell.run.results_file(experiment.split, experiment.label).is_file()
+    """Whether a cell is complete and its results are those of the checkpoint that is scored now."""
+    rows, summary = (cell.run.results_file(experiment.split, experiment.label, ending) for ending in ("jsonl", "json"))
+    if not rows.is_file() or not summary.is_file() or not is_trained(cell):
+        return False
+    link, scored = cell.run.checkpoints / experiment.checkpoint, read_json(summary).get("checkpoint")
+    return scored is None or not link.is_symlink() or link.readlink().name == scored
+
+
+def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
+    """Why a cell cannot enter an effect; None if it can."""
+    if is_scored(experiment, cell):
+        return None
+    if not cell.run.recipe_file.is_file():
+        return "not trained yet"
+    return unfinished_reason(cell.run) or "not scored yet"
 
 
 @contextmanager
@@ -366,7 +380,7 @@ def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) 
                 if failure is not None:
                     failed[cell.run.path] = failure
                     logger.info(f"{name}: {failure}")
-                if (cell.run.checkpoints / "last").exists() and not is_scored(experiment, cell):
+                if is_trained(cell) and not is_scored(experiment, cell):
                     checkpoint, label = experiment.checkpoint, experiment.label
                     evaluate(cell.run, split=experiment.split, data=experiment.data, checkpoint=checkpoint, label=label)
         done += cell.n_steps

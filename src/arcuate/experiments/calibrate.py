@@ -23,7 +23,7 @@ from arcuate.adaptation.calibration import (
 )
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
-from arcuate.config import Overrides, settings_from
+from arcuate.config import Overrides, parse_settings, settings_from
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
@@ -45,6 +45,7 @@ from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, op
 from arcuate.training.callbacks import Callback, Stop, handle_signals
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
 from arcuate.training.environment import describe_environment
+from arcuate.training.guard import GuardSettings
 from arcuate.training.loop import train as train_loop
 from arcuate.training.schedule import Constant, Linear
 from arcuate.training.state import TrainingState
@@ -340,6 +341,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "stages": (),
         "optimizer": Optimizer(),
         "schedule": Linear(peak_lr=other_lr, min_lr=0.0) if other_lr else Constant(lr=0.0),
+        "guard": _scale_lower_bound(parent, other_lr),
         "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
         "ema": Ema(),
         "swa": Swa(),
@@ -354,7 +356,15 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
             keep_checkpoints=1,
         ),
     }
-    return Recipe.model_validate(parent.model_copy(update=changes).model_dump(by_alias=True))
+    tree = parent.model_copy(update=changes).model_dump(by_alias=True)
+    return parse_settings(Recipe, tree, f"of {parent.name}, changed for calibration")
+
+
+def _scale_lower_bound(parent: Recipe, lr: float) -> GuardSettings:
+    """The parent's guard, with the lower bound of its learning-rate reductions in proportion to the highest rate."""
+    adaptive, peak = parent.guard.adaptive, parent.schedule.peak_lr
+    lowest = adaptive.min_lr * lr / peak if peak else 0.0
+    return parent.guard.model_copy(update={"adaptive": adaptive.model_copy(update={"min_lr": lowest})})
 
 
 class _StepProgress(Callback):

@@ -71,6 +71,14 @@ class SeedsResult:
         return [seed.best_per for seed in self.complete if seed.best_per is not None]
 
     @property
+    def missing(self) -> dict[int, str]:
+        """Seeds that are in no mean or spread, with the reason."""
+        reasons = {s.seed: s.error or "interrupted" for s in self.seeds if not s.is_complete}
+        planned = range(self.recipe.train.seed, self.recipe.train.seed + self.n_seeds)
+        started = {s.seed for s in self.seeds}
+        return {seed: reasons.get(seed, "not started") for seed in planned if seed in reasons or seed not in started}
+
+    @property
     def mean_per(self) -> float | None:
         return statistics.fmean(self.best_pers) if self.best_pers else None
 
@@ -88,6 +96,7 @@ class SeedsResult:
             "n_parameters": next((s.result.n_parameters for s in self.complete if s.result), None),
             "selected_on": self.selected_on,
             "n_finished": len(self.complete),
+            "missing": {str(seed): reason for seed, reason in self.missing.items()},
             "mean_per": self.mean_per,
             "sd_per": self.sd_per,
             "low_per": min(self.best_pers, default=None),
@@ -210,8 +219,11 @@ def _score(run: Run, data: Store | str | Path, split: str) -> None:
 
 def _log_summary(summary: SeedsResult) -> None:
     n_complete = len(summary.complete)
-    if n_complete < summary.n_seeds:
-        logger.info(f"{n_complete} of {counted(summary.n_seeds, 'seed')} complete")
+    if summary.missing:
+        listed = "; ".join(f"{seed} ({reason})" for seed, reason in summary.missing.items())
+        logger.warning(
+            f"{n_complete} of {counted(summary.n_seeds, 'seed')} complete; mean and spread do not include {listed}"
+        )
     if summary.mean_per is None:
         return
     spread = ""
@@ -220,5 +232,5 @@ def _log_summary(summary: SeedsResult) -> None:
         spread = f" ± {100 * summary.sd_per:.1f} (SD; {percent(low)} to {percent(high)})"
     split = summary.selected_on
     logger.info(f"{counted(n_complete, 'seed')}: best {split} PER {percent(summary.mean_per)}{spread}")
-    if n_complete > 1:
+    if n_complete > 1 and not summary.missing:
         logger.info(f"next: arcuate combine {summary.path}/seed-* --method geometric --split {split}")

@@ -1,6 +1,7 @@
 """Training in subprocesses (of sweeps and ablations): a crash or a kill affects one run alone. And their folders."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,15 +13,15 @@ from typing import Any
 
 from arcuate.config import to_tree
 from arcuate.errors import UserError
-from arcuate.files import read_json, write_json
+from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
+from arcuate.progress import logger
 from arcuate.run import Run
-from arcuate.training.callbacks import Stop
+from arcuate.training.callbacks import GRACE_S, PARENT_PIPE, Stop
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 
 PROGRAM = (sys.executable, "-m", "arcuate")
 _MAY_DIFFER = (*DESCRIPTIVE_KEYS, "runtime", "track")  # between workers, and when an experiment is continued
 _POLL_S = 0.25
-_GRACE_S = 120.0  # time for a training process to finish its step and save after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,26 @@ def train_in_subprocess(
     """Run `arcuate train`; its messages are appended to RUN.log beside the run folder.
 
     `on_metrics` receives all rows of metrics.jsonl whenever the file has grown. The training is terminated, with a
-    checkpoint, when `stop` is requested or `should_stop` returns True.
+    checkpoint, when `stop` is requested or `should_stop` returns True, and when this process ends in any way.
     """
     command = [*PROGRAM, *train_arguments(recipe, data, run.path, overrides), "--json"]
     log = run.path.with_name(f"{run.path.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
+    _wait_until_free(run, stop)
     with log.open("ab") as stream:
-        process = subprocess.Popen([*command, "--resume"] if resume else command, stdout=subprocess.PIPE, stderr=stream)
+        process = subprocess.Popen(
+            [*command, "--resume"] if resume else command,
+            stdin=subprocess.PIPE,  # closes when this process ends, also when it is killed: `stop_with_parent`
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            env={**os.environ, PARENT_PIPE: "1"},
+        )
     output = b""
     try:
         _follow(process, run, stop, on_metrics, should_stop)
         if process.poll() is None:
             process.terminate()
-        output, _ = process.communicate(timeout=_GRACE_S)
+        output, _ = process.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
@@ -89,6 +97,20 @@ def train_in_subprocess(
     if process.returncode == 0:
         return SubprocessResult(json.loads(output), None)
     return SubprocessResult(None, _describe_failure(process.returncode, log))
+
+
+def _wait_until_free(run: Run, stop: Stop) -> None:
+    """Wait for another training in this folder to end, such as one whose sweep or ablation was killed."""
+    waiting = False
+    while run.lock_file.exists() and not stop.requested:
+        try:
+            with exclusive_lock(run.lock_file, "in use"):
+                return
+        except LockHeld:
+            if not waiting:
+                logger.info(f"waiting for another process that is training into {run.path}")
+            waiting = True
+            time.sleep(_POLL_S)
 
 
 def _follow(

@@ -23,7 +23,7 @@ from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
 from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, to_frame
 from arcuate.progress import logger, percent
-from arcuate.run import Run
+from arcuate.run import Run, unfinished_reason
 from arcuate.seeds import derive_seed
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
@@ -32,8 +32,9 @@ try:
     import optuna
     from optuna import distributions
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial, TrialState
+
+    from arcuate.experiments.journal import Journal
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
@@ -276,7 +277,7 @@ def open_study(plan: SweepPlan) -> optuna.Study:
         open_folder(plan.out / "sweep.json", "a sweep", recipe, {"space": space, "data": hashes})
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(plan.out / "study.journal"))),
+            storage=JournalStorage(Journal(plan.out / "study.journal", plan.out / "locks" / "journal")),
             study_name="sweep",
             direction="minimize",
             load_if_exists=True,
@@ -366,12 +367,12 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         trial.set_user_attr("reason", f"worse than the median at step {reported}")
         study.tell(trial, state=TrialState.PRUNED)
         logger.info(f"{name}: pruned at step {reported}, worse than the median")
-    elif outcome.result is not None and outcome.result["best_per"] is not None:
+    elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
         trial.set_user_attr("reason", None)
         study.tell(trial, float(outcome.result["best_per"]))
         logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
     else:
-        reason = outcome.failure or "no validation"
+        reason = outcome.failure or unfinished_reason(run) or "no validation"
         trial.set_user_attr("reason", reason)
         study.tell(trial, state=TrialState.FAIL)
         logger.info(f"{name}: failed: {reason}")

@@ -23,6 +23,7 @@ from arcuate.experiments.ablation import (
     arm_comparisons,
     cells,
     is_scored,
+    missing_reason,
     overview,
 )
 from arcuate.files import fields_to_dict, to_frame, write_json, write_text
@@ -88,7 +89,7 @@ class FactorResult:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """The error rates of one arm and the doctor's verdicts on its runs."""
+    """The error rates of the complete runs of one arm, and the doctor's verdicts on them."""
 
     arm: str
     description: str
@@ -148,7 +149,11 @@ class AblationResult:
 
 
 def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = None) -> AblationResult:
-    """Test every effect for which the runs of both arms are scored; `failed` lists runs that did not finish."""
+    """Test every effect for which all runs of both arms are complete and scored; `failed` lists runs that failed.
+
+    A run that is unfinished, failed or was stopped by the guard enters no effect, and neither do the other seeds of its
+    arm: an arm without its failed seeds would look better than it is.
+    """
     runs: dict[str, tuple[RunScores, ...]] = {}
     for cell in cells(experiment):
         if is_scored(experiment, cell):
@@ -159,19 +164,25 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
     if all_scores:
         check_same_trials(all_scores)
     rates = {arm: to_arm(of_arm) for arm, of_arm in runs.items()}
+    complete = {arm: rates[arm] for arm, of_arm in runs.items() if len(of_arm) == experiment.n_seeds}
     everything = experiment.arms[-1].name
     total_comparison = ArmComparison("all", "everything", BASE, everything)
     by_arms = {(q.before, q.after): q for q in (total_comparison, *arm_comparisons(experiment.factors))}
-    measured = [q for q in by_arms.values() if q.before in rates and q.after in rates]
-    contrasts = [difference(rates[q.before], rates[q.after]) for q in measured]
+    measured = [q for q in by_arms.values() if q.before in complete and q.after in complete]
+    contrasts = [difference(complete[q.before], complete[q.after]) for q in measured]
     adjusted = holm([c.p for c in contrasts])
     effects = {(q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, contrasts, adjusted, strict=True)}
-    factors = _judge_factors(experiment, rates, effects)
+    factors = _judge_factors(experiment, complete, effects)
     total = effects.get((BASE, everything))
-    verdict = _verdict_text(total, factors)
-    if max(map(len, runs.values()), default=0) == 1:
+    incomplete = [arm.name for arm in experiment.arms if arm.name not in complete]
+    verdict = _verdict_text(total, factors, incomplete)
+    if total is not None and experiment.n_seeds == 1:
         verdict += " One run per arm: variation between seeds is not included."
-    missing = (f"{c.arm.name}, seed {c.seed}" for c in cells(experiment) if not is_scored(experiment, c))
+    missing = (
+        f"{cell.arm.name}, seed {cell.seed}: {reason}"
+        for cell in cells(experiment)
+        if (reason := missing_reason(experiment, cell))
+    )
     arms = tuple(
         ArmResult(arm.name, _describe_arm(arm), rates.get(arm.name), _count_verdicts(runs.get(arm.name, ())))
         for arm in experiment.arms
@@ -242,7 +253,7 @@ def _factor_text(name: str, alone: Effect | None, with_others: Effect | None, p_
     if with_others:
         parts.append(f"with the others changed too, {_effect_text(with_others)}")
     if not parts:
-        return f"{name}: not measured yet."
+        return f"{name}: not measured; runs are missing or incomplete."
     interacts = p_interaction is not None and p_interaction < ALPHA
     return f"{name}: {'; '.join(parts)}{'; its effect depends on the others' if interacts else ''}."
 
@@ -259,11 +270,14 @@ def _effect_text(effect: Effect) -> str:
     return text.replace("-", "−")
 
 
-def _verdict_text(total: Effect | None, factors: Sequence[FactorResult]) -> str:
-    """The answer in one or two sentences."""
+def _verdict_text(total: Effect | None, factors: Sequence[FactorResult], incomplete: Sequence[str]) -> str:
+    """The answer in one or two sentences. A cause is named only if every arm is complete."""
+    arms = f"{'arm' if len(incomplete) == 1 else 'arms'} {_enumerate(incomplete)}"
     if total is None:
-        return "No verdict yet: the baseline and the recipe with all changes must both be measured."
+        return f"No verdict yet: runs of the {arms} are missing or incomplete."
     head = f"All changes together: {_effect_text(total)}."
+    if incomplete:
+        return f"{head} No verdict yet on the factors: runs of the {arms} are missing or incomplete."
     if not total.significant:
         names = [f.factor for f in factors if any(e.significant for e in f.effects)]
         if not names:
@@ -324,7 +338,7 @@ def ablation_page(result: AblationResult) -> str:
         tag("h1", " · ".join(f.name for f in result.experiment.factors)),
         tag("p", result.verdict, class_="lead"),
         tag("ul", *(tag("li", factor.sentence) for factor in result.factors), class_="verdicts"),
-        notice(f"Not measured yet: {'; '.join(result.missing)}.") if result.missing else None,
+        notice(f"Missing or incomplete, and in no effect: {'; '.join(result.missing)}.") if result.missing else None,
     )
     curves = [(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
     sections = [

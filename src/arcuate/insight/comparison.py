@@ -31,7 +31,7 @@ from arcuate.insight.scores import (
     to_arm,
 )
 from arcuate.progress import Progress, logger
-from arcuate.run import Run, open_run
+from arcuate.run import Run, open_run, unfinished_reason
 
 _LAST = "last"
 _SAMPLING_UNITS = ("trials", "sessions")
@@ -168,6 +168,7 @@ def compare(
     if label is None and _only_last_scored(opened, split):
         label = _LAST
         logger.info(f"comparing the last checkpoints (results {split}.{_LAST}), which all of these runs have")
+    _check_complete(opened)
     for run in opened:
         if evaluate_missing and not run.results_file(split, label).is_file():
             _evaluate(run, split, label, progress)
@@ -192,6 +193,16 @@ def _open_runs(paths: Sequence[Run | str | Path]) -> list[Run]:
         given = found[0].path if found else "no run"
         raise UserError(f"{given} is a single run; give at least two, such as: arcuate compare runs/a runs/b")
     return found
+
+
+def _check_complete(runs: Sequence[Run]) -> None:
+    """Reject unfinished runs: their difference from a complete one says nothing about their settings."""
+    unfinished = [f"{run.path} ({reason})" for run in runs if (reason := unfinished_reason(run))]
+    if unfinished:
+        raise UserError(
+            f"a comparison needs complete runs, but training is unfinished in: {'; '.join(unfinished)}; resume with"
+            " arcuate train RUN/recipe.yaml --run RUN --resume, or leave these runs out"
+        )
 
 
 def _only_last_scored(runs: Sequence[Run], split: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def read_scores(run: Run, split: str, label: str | None = None) -> RunScores:
         )
     summary_file = run.results_file(split, label, "json")
     summary = read_json(summary_file) if summary_file.is_file() else {}
+    _check_last(run, summary, label, summary_file)
     errors: dict[str, int] = {}
     lengths: dict[str, int] = {}
     sessions: dict[str, str] = {}
@@ -56,6 +58,16 @@ def read_scores(run: Run, split: str, label: str | None = None) -> RunScores:
     if len(errors) < 2:
         raise UserError(f"{file} has {len(errors)} trials with a reference; a comparison needs at least two")
     return RunScores(run, split, summary, errors, lengths, sessions)
+
+
+def _check_last(run: Run, summary: Mapping[str, Any], label: str | None, file: Path) -> None:
+    """Reject results of the last checkpoint that were written before the run was continued."""
+    link, scored = run.checkpoints / "last", summary.get("checkpoint")
+    if label == "last" and isinstance(scored, str) and link.is_symlink() and link.readlink().name != scored:
+        raise UserError(
+            f"{file} scores {scored}, but the last checkpoint is now {link.readlink().name}; evaluate it again with:"
+            f" arcuate evaluate {run.path} --checkpoint last --label last"
+        )
 
 
 def check_same_trials(scores: Sequence[RunScores]) -> None:

@@ -1,11 +1,16 @@
-"""How a training run talks to its caller: callbacks, and the request to stop by a call, SIGTERM or Ctrl-C."""
+"""How a training run talks to its caller: callbacks, and the request to stop by a call, a signal or Ctrl-C."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+PARENT_PIPE = "ARCUATE_PARENT_PIPE"  # environment variable: stdin is a pipe that closes when the parent ends
+GRACE_S = 120.0  # time for a training to finish its step and save after a request to stop
 
 ErrorType = type[BaseException] | None
 
@@ -99,9 +104,36 @@ class Stop:
         self.requested, self.signal = True, signal.Signals(number)
 
 
+def stop_with_parent(stop: Stop) -> None:
+    """In a training started by a sweep or ablation: request a stop when that process ends, also when it is killed.
+
+    The parent holds the other end of stdin and never writes to it. A training that does not reach the end of a step in
+    time is ended without a checkpoint.
+    """
+    if os.environ.pop(PARENT_PIPE, None) is None:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        stop.requested, stop.signal = True, signal.SIGTERM
+        time.sleep(GRACE_S)
+        os._exit(stop.exit_code)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _handled_signals() -> Iterator[signal.Signals]:
+    """SIGHUP (a closed terminal) is not handled under nohup, which ignores it, and does not exist on Windows."""
+    yield from (signal.SIGTERM, signal.SIGINT)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        yield hangup
+
+
 @contextmanager
 def handle_signals(stop: Stop | None = None, ignore_second_sigint: bool = False) -> Iterator[Stop]:
-    """Handle SIGINT and SIGTERM by requesting a stop; the previous handlers are restored afterwards.
+    """Handle SIGINT, SIGTERM and SIGHUP by requesting a stop; the previous handlers are restored afterwards.
 
     Python handles signals in the main thread only: in any other thread nothing is changed. A second SIGINT has to be
     ignored under launchers such as torchrun, which forward the Ctrl-C that the terminal has sent to every process.
@@ -111,7 +143,7 @@ def handle_signals(stop: Stop | None = None, ignore_second_sigint: bool = False)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    old = {s: signal.signal(s, stop.handle) for s in (signal.SIGTERM, signal.SIGINT)}
+    old = {s: signal.signal(s, stop.handle) for s in _handled_signals()}
     try:
         yield stop
     finally:

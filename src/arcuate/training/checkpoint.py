@@ -9,9 +9,9 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
@@ -32,33 +32,41 @@ from arcuate.models.io import (
 )
 from arcuate.models.model import Model
 from arcuate.run import Run
+from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.curriculum import Count, Stage, StageProgress, stage_at
 from arcuate.training.guard import migrate_state
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
 
 _TENSORS_FILE = "training.safetensors"
+# Between a run and its continuation. `data.workers` may differ too.
+MAY_DIFFER = ("runtime", "track", *DESCRIPTIVE_KEYS)
 _FOLDER_NAME = re.compile(r"(step|best)-\d{8,9}")
 
 
 @dataclass
 class Best:
-    """The best validation so far: lowest PER, ties by loss; without validation, the latest."""
+    """The best validation so far: lowest PER, ties by loss, or lowest WER, ties by PER; else the latest step."""
 
     step: Count | None = None
     per: float | None = None
     loss: float | None = None
     position: Count | None = None  # in the data; distinguishes two passes over the same step, before and after a rewind
+    wer: float | None = None
 
-    def update(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
-        """Replace the best validation by this one if it is better; return whether it was."""
-        inf = float("inf")
-        new = (inf if per is None else per, inf if loss is None else loss)
-        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
-        if self.step is not None and per is not None and new >= old:
+    def update(self, new: "Best", by: Literal["per", "wer"] = "per") -> bool:
+        """Replace the best validation by a new one if that is better; return whether it was."""
+        is_comparable = self.step is not None and (new.wer if by == "wer" else new.per) is not None
+        if is_comparable and new._rank(by) >= self._rank(by):
             return False
-        self.step, self.per, self.loss, self.position = step, per, loss, position
+        for field in fields(self):
+            setattr(self, field.name, getattr(new, field.name))
         return True
+
+    def _rank(self, by: str) -> tuple[float, float]:
+        values = (self.wer, self.per) if by == "wer" else (self.per, self.loss)
+        first, second = (float("inf") if value is None else value for value in values)
+        return first, second
 
 
 class AverageCounts(Settings):
@@ -69,10 +77,11 @@ class AverageCounts(Settings):
 
 
 class FileSizes(Settings):
-    """Sizes of metrics.jsonl and incidents.jsonl in bytes."""
+    """Sizes of metrics.jsonl, incidents.jsonl and predictions.jsonl in bytes."""
 
     metrics: Count
     incidents: Count
+    predictions: Count = 0  # runs of earlier versions have no such file
 
 
 class SavedState(Settings):
@@ -95,7 +104,7 @@ class SavedState(Settings):
     validations: list[tuple[Count, float]]
     interval: IntervalMetrics
     guard: dict[str, Any]
-    rewind_targets: Annotated[list[Count], Field(max_length=3)]
+    rewind_targets: Annotated[list[Count], Field(max_length=6)]
     rewound_to: Count | None
     averages: AverageCounts
     mixed_precision_on: bool
@@ -103,6 +112,7 @@ class SavedState(Settings):
     stage_bests: dict[str, Best] = Field(default_factory=dict)
     scaler: dict[str, int | float]
     file_sizes: FileSizes
+    recipe_hash: str | None = None  # of recipe.yaml; checkpoints of earlier versions have none
     files: dict[str, str]  # checksums of the other files
 
     @field_validator("guard", mode="before")
@@ -197,6 +207,14 @@ def _digest(content: Mapping[str, Any]) -> str:
     """Return a checksum of the values, independent of the layout of the file."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def hash_recipe(tree: Mapping[str, Any]) -> str:
+    """Return a checksum of the settings in recipe.yaml that must stay the same when a run is resumed."""
+    kept = {name: value for name, value in tree.items() if name not in MAY_DIFFER}
+    if isinstance(kept.get("data"), Mapping):
+        kept["data"] = {name: value for name, value in kept["data"].items() if name != "workers"}
+    return _digest(kept)
 
 
 def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:

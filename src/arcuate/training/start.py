@@ -12,7 +12,9 @@ from arcuate.models.io import load_model
 from arcuate.progress import logger
 from arcuate.run import Run, create_run, find_checkpoint, is_untouched
 from arcuate.training.checkpoint import (
+    MAY_DIFFER,
     Checkpoint,
+    hash_recipe,
     link,
     load_checkpoint,
     remove_partial_files,
@@ -23,8 +25,6 @@ from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, read_confi
 from arcuate.training.environment import Distributed
 from arcuate.training.optim import restore_optimizer
 from arcuate.training.state import TrainingState, explain_mismatch
-
-_MAY_DIFFER = ("runtime", "track", "name", "summary", "notes")  # between a run and its continuation
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start,
     elif start.resume and run.recipe_file.is_file() and not is_untouched(run):
         run.metrics_file.write_text("")
         run.incidents_file.write_text("")
+        run.predictions_file.write_text("")
     else:
         create_run(run.path, state.recipe, environment, start.resume)
         remove_partial_files(run)
+    state.recipe_hash = hash_recipe(run.recipe_tree())
 
 
 def resume(
@@ -81,14 +83,22 @@ def resume(
     check_same_data(run, environment)
     is_main = distributed is None or distributed.is_main
     problems = []
+    own_hash = hash_recipe(run.recipe_tree())
     for folder in resumable_checkpoints(run):
         try:
             checkpoint = load_checkpoint(folder)
-            state.check_rows(checkpoint)
-            state.restore(checkpoint)
+            is_edited = checkpoint.saved.recipe_hash not in (None, own_hash)
+            if not is_edited:
+                state.check_rows(checkpoint)
+                state.restore(checkpoint)
         except (UserError, OSError) as error:
             problems.append(str(error))
             continue
+        if is_edited:
+            raise UserError(
+                f"{run.recipe_file} was edited after {folder.name} was saved, so the run would continue with other"
+                f" settings; undo the edit, or start a new run with: arcuate train RECIPE --from {run.path}"
+            )
         for problem in problems if is_main else ():
             logger.warning(f"{problem}; using an earlier checkpoint")
         if is_main and not state.is_finished:
@@ -107,7 +117,7 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
     changed = [
         c
         for c in diff(read_config(run), recipe, ignore=DESCRIPTIVE_KEYS)
-        if c.path.split(".")[0] not in _MAY_DIFFER and c.path != "data.workers" and not _are_same_stages(c)
+        if c.path.split(".")[0] not in MAY_DIFFER and c.path != "data.workers" and not _are_same_stages(c)
     ]
     if changed:
         listed = ", ".join(f"{c.path} {c.before} → {c.after}" for c in changed[:3])
@@ -157,6 +167,12 @@ def split_parent(parent: str) -> tuple[Path, str]:
     if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
         return Path(parent), "best"
     return Path(path), which or "best"
+
+
+def absolute_parent(parent: str) -> str:
+    """RUN@WHICH with an absolute path, as environment.json records it."""
+    path, which = split_parent(parent)
+    return f"{path.resolve()}@{which}"
 
 
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:

@@ -171,14 +171,22 @@ def _clip_gradients(state: TrainingState) -> Tensor:
     return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
 
 
-def apply_update(state: TrainingState) -> None:
+def apply_update(state: TrainingState, measure: bool = False) -> float | None:
     """Update the weights from their gradients, and the averages from the weights; call `finish_step` afterwards.
 
     The gradients are unscaled and known to be finite if there is a loss scaler, so its own check, which would
-    synchronise once more, is not needed.
+    synchronise once more, is not needed. With `measure`, return norm of the update / norm of the weights before it:
+    that copies the weights and transfers one number, so it is done at the steps that write a row.
     """
+    before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
     state.optimizer.step()
     state.averages.update(state.model, state.step + 1)
+    if not before:
+        return None
+    after = [p.detach() for p in state.model.parameters() if p.grad is not None]
+    size = torch.nn.utils.get_total_norm(before)
+    torch._foreach_sub_(before, after)
+    return float(torch.nn.utils.get_total_norm(before) / size)
 
 
 def finish_step(state: TrainingState) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import scipy.io
 from scipy.io.matlab import MatReadError
 
+from arcuate.data.alphabet import SILENCE
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
@@ -30,6 +31,7 @@ from arcuate.data.readers.source import (
     summarise_error,
     unreadable,
 )
+from arcuate.data.spelling import spell_out
 from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
@@ -120,11 +122,24 @@ def _make_trial(file: SourceFile, number: int, bins: np.ndarray, text: str | Non
             problems.append(Problem("text encoding", n_replaced, detail))
         label, unknown = text_to_tokens(text)
         tokens = np.asarray(label, dtype=np.int32)
+        problems.extend(_spelling_problems(text, label))
         if unknown:
             detail = f"pronounced by rule: {', '.join(unknown)}"
             problems.append(Problem("unknown words", len(unknown), detail, "note"))
     trial = Trial(file.session, file.split, number, block or 0, bins, tokens, text)
     return ReadResult(trial.id, trial, tuple(problems))
+
+
+def _spelling_problems(text: str, label: list[int]) -> Iterator[Problem]:
+    """Problems of a label whose text is not made of plain letters."""
+    spelling = spell_out(text)
+    if spelling.changed:
+        yield Problem("spelled out", None, f"labelled as {spelling.text[:80]!r}", "note")
+    if unspoken := spelling.unspoken.replace(REPLACEMENT, ""):
+        detail = f"no pronunciation for {unspoken[:20]!r}, so the label may be wrong: {text[:60]!r}"
+        yield Problem("unspoken text", len(unspoken), detail)
+    if set(label) <= {SILENCE}:
+        yield Problem("empty label", 0, f"the sentence {text[:60]!r} has no phonemes")
 
 
 def _read_bins(cells: list[Any], features: Features) -> np.ndarray:

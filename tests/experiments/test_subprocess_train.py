@@ -1,0 +1,108 @@
+"""Training in a subprocess ends with the process that started it, and waits for another one in the same folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from arcuate.experiments.subprocess_train import train_in_subprocess
+from arcuate.files import exclusive_lock
+from arcuate.run import Run
+from arcuate.training.callbacks import PARENT_PIPE, Stop
+
+LIMIT_S = 100.0
+
+TRAINING = """
+import os, sys, time
+from pathlib import Path
+from arcuate.training.callbacks import Stop, stop_with_parent
+
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+run.mkdir(parents=True, exist_ok=True)
+stop = Stop()
+stop_with_parent(stop)
+(run / "pid.part").write_text(str(os.getpid()))
+(run / "pid.part").rename(run / "pid")
+while not stop.requested:
+    time.sleep(0.02)
+(run / "saved").write_text(str(stop.exit_code))
+"""
+
+PARENT = """
+import sys
+from pathlib import Path
+import arcuate.experiments.subprocess_train as module
+from arcuate.run import Run
+from arcuate.training.callbacks import Stop
+
+module.PROGRAM = (sys.executable, "-c", sys.argv[1])
+module.train_in_subprocess("tiny", Path("store"), Run(Path(sys.argv[2])), [], stop=Stop(), on_metrics=print)
+"""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_killed_parent_takes_its_training_along(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, TRAINING, str(run)])
+    wait_for((run / "pid").exists)
+    pid = int((run / "pid").read_text())
+    try:
+        parent.kill()
+        parent.wait()
+        wait_for((run / "saved").exists)
+        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        assert (run / "saved").read_text() == str(128 + signal.SIGTERM)
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_train_command_stops_with_a_checkpoint_when_its_parent_ends(cohort_store: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    settings = ["train.steps=100000", "train.log_every=1", "encoder.width=16", "encoder.depth=1"]
+    command = [sys.executable, "-m", "arcuate", "train", "tiny", "--data", str(cohort_store), "--run", str(run.path)]
+    process = subprocess.Popen(
+        [*command, *settings], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, PARENT_PIPE: "1"}
+    )
+    assert process.stdin is not None
+    try:
+        wait_for(lambda: process.poll() is not None or bool(run.metrics()))
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert int((run.checkpoints / "last").readlink().name.removeprefix("step-")) > 0
+
+
+def test_training_waits_for_the_lock_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    """The training of a killed ablation saves its last checkpoint before the restarted ablation continues it."""
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", "print('{}')"))
+    run, stop, started = Run(tmp_path / "run"), Stop(), threading.Event()
+
+    def train() -> None:
+        train_in_subprocess("tiny", tmp_path, run, [], stop=stop, on_metrics=lambda rows: None, resume=True)
+        started.set()
+
+    with exclusive_lock(run.lock_file, "in use"):
+        thread = threading.Thread(target=train)
+        thread.start()
+        wait_for(lambda: any("waiting for another process" in line for line in messages))
+        assert not started.is_set()
+    thread.join(LIMIT_S)
+    assert started.is_set()
