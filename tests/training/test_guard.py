@@ -310,6 +310,16 @@ def test_loss_above_chance_level_is_stuck_even_if_it_falls() -> None:
     assert "stuck" in [v.kind for v in verdicts[:100]]
 
 
+@pytest.mark.parametrize(("update_ratio", "kind"), [(0.05, ""), (0.12, "stuck")])
+def test_excessive_updates_are_stuck_if_nothing_was_learnt_yet(update_ratio: float, kind: str) -> None:
+    """The loss falls, but slowly: only the size of the updates tells that the learning rate is too high."""
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=60)))
+    guard.record_update_ratio(update_ratio)
+    losses = [3.2 * 0.9975**i for i in range(90)]
+    verdicts = [guard.judge(StepMetrics(v, 1.0, v / math.log(41), 0.5, 25, 0.6), 1e-3) for v in losses]
+    assert {v.kind for v in verdicts} == {"", kind}
+
+
 def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
     """Run one trial of a search: the loss is lowest at the scale `best`."""
     while True:

@@ -49,6 +49,7 @@ _SMALL_UPDATE, _LARGE_UPDATE = (
     0.003,
     0.02,
 )  # limits on norm of the update / norm of the weights in a run at chance level
+_EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
 _HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
 
 # Names of the state in checkpoints of earlier versions, and their names now.
@@ -333,15 +334,17 @@ class Guard:
         level = median(self.normalised_losses) if is_full else 0.0
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
-        if n_steps < settings.patience and not above_chance and not too_slow:
+        too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
+        if n_steps < settings.patience and not (above_chance or too_slow or too_large):
             return KEEP
         self.dropped_to = None  # start counting again
         fall = f"has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps and is at chance level"
         if n_steps < settings.patience:
-            fall = f"is still {'above' if above_chance else 'at'} chance level after {self.n_judged} steps"
+            place = "above" if above_chance else "at" if too_slow else "near"
+            fall = f"is still {place} chance level after {self.n_judged} steps"
         size = ""
         if self.update_ratio is not None:
-            too = ", too small to learn" if self.updates_are_small else ""
+            too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
             size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 
