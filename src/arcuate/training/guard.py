@@ -15,7 +15,7 @@ from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import MIN_STEPS, LrSearch
 
-Remedy = Literal["lower", "raise", "data"]
+Remedy = Literal["lower", "raise"]
 Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 
@@ -28,7 +28,7 @@ class Verdict:
     reason: str = ""
     lr_factor: float = 1.0  # of a reduction
     lr_scale: float | None = None  # of the next trial of a learning-rate search, or the chosen one
-    remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate, or other data
+    remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate
 
     @property
     def applies_update(self) -> bool:
@@ -70,7 +70,6 @@ _ADDED_STATE: dict[str, Any] = {
     "lowest_spread": 0.0,
     "skips": [],
     "n_skip_alarms": 0,
-    "n_bad_inputs": 0,
     "n_risen": 0,
     "update_ratio": None,
     **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
@@ -99,7 +98,6 @@ class Guard:
         self.n_skipped = 0  # consecutive
         self.skips: deque[int] = deque(maxlen=settings.skips.window)  # 1 = update skipped
         self.n_skip_alarms = 0
-        self.n_bad_inputs = 0  # consecutive steps with non-finite bins
         self.n_high = 0  # consecutive
         self.n_risen = 0  # consecutive
         self.n_collapsed = 0  # consecutive
@@ -112,18 +110,14 @@ class Guard:
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
         self.search = LrSearch()
 
-    def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None, bad_trials: str = "") -> Verdict:
+    def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None) -> Verdict:
         """Judge one optimizer step; called once per step, before the update.
 
-        `n_left` is the number of steps left in the run, including this one; `bad_trials` names trials of a non-finite
-        step whose bins are not finite.
+        `n_left` is the number of steps left in the run, including this one.
         """
         if not self.settings.enabled:
             return KEEP
         is_finite = metrics.is_finite
-        if not is_finite and bad_trials:
-            return self._judge_bad_input(bad_trials)
-        self.n_bad_inputs = 0
         if self.search.is_active:
             return self._judge_trial(metrics if is_finite else None)
         self.skips.append(0 if is_finite else 1)
@@ -239,14 +233,6 @@ class Guard:
         self.search.reset()
         self.update_ratio = None
         return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {trials})", lr_scale=scale)
-
-    def _judge_bad_input(self, bad_trials: str) -> Verdict:
-        """Skip a step whose bins are not finite: neither a lower learning rate nor a rewind would help."""
-        self.n_bad_inputs += 1
-        reason = f"bins not finite in {bad_trials}"
-        if self.n_bad_inputs >= self.settings.max_skips:
-            return Verdict("stop", "data", f"{reason}, and in the {self.n_bad_inputs} steps before", remedy="data")
-        return Verdict("skip", "data", reason)
 
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
