@@ -334,6 +334,17 @@ def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> Non
     assert guard.judge(decoding(2.0), 1e-3) == KEEP
 
 
+def test_early_search_takes_the_learning_rate_below_the_best() -> None:
+    guard = Guard(GuardSettings())
+    scale = guard.after_rewind(True, 1.0, 500)
+    while guard.search.is_active:
+        verdict = trial_losses(guard, 0.3, scale)
+        assert verdict.lr_scale is not None
+        scale = verdict.lr_scale
+    assert scale == 0.1
+    assert guard.n_judged == 0  # judged like a new run
+
+
 def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> None:
     guard = Guard(GuardSettings())
     guard.after_rewind(False, 1.0, 500)

@@ -163,11 +163,17 @@ class Guard:
         return max(self.n_high, self.n_skipped) > 1
 
     def after_rewind(
-        self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None, lr_step: int | None = None
+        self,
+        to_start: bool = False,
+        lr_scale: float = 1.0,
+        n_left: int | None = None,
+        lr_step: int | None = None,
+        is_far: bool = False,
     ) -> float:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
-        The statistics stay, unless the run starts again from its first checkpoint. `lr_scale` is the scale so far,
+        The statistics stay, unless the run starts again from its first checkpoint (`to_start`) or from one at which the
+        loss was still much higher (`is_far`). `lr_scale` is the scale so far,
         `n_left` the number of steps from the checkpoint to the end of the run (without it there is no search),
         `lr_step` the step since then with the highest learning rate.
         """
@@ -175,10 +181,11 @@ class Guard:
         small = to_start and self.updates_are_small
         self.n_rewinds += 1
         self.dropped_to = None
-        if to_start:
+        if to_start or is_far:
             self.losses.clear()
             self.normalised_losses.clear()
-            self.lowest_median, self.lowest_recent, self.n_judged = None, None, 0
+            self.lowest_median, self.lowest_recent = None, None
+            self.n_judged = self.dropped_at = 0
         self._reset_counters()
         self.grad_norms.clear()
         self.update_ratio = None
@@ -186,7 +193,8 @@ class Guard:
         n_steps = min(n_steps, (n_left or 0) - 1)
         if self.settings.search.enabled and n_steps >= MIN_STEPS:
             scales = [lr_scale * factor for factor in factors]
-            return self.search.start(scales, n_steps, small or not to_start, None if small else lr_step)
+            early = (to_start or is_far) and not small
+            return self.search.start(scales, n_steps, early, None if small else lr_step)
         factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
         return lr_scale / factor if small else lr_scale * factor
 

@@ -285,7 +285,8 @@ class _Loop:
             state.lr_scale = verdict.lr_scale
         else:
             lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
-            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step)
+            is_far = verdict.kind == "rise" or target.step == state.progress.began
+            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step, is_far)
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
