@@ -203,14 +203,11 @@ class Guard:
 
         With a large eps, updates are proportional to the learning rate, so their size tells how far it is off.
         """
-        lower, higher = [0.3, 0.1, 0.03], [3.0, 10.0]
         ratio = self.update_ratio
-        if not to_start:
-            return [1.0, *lower]  # the data may have been the cause
-        if ratio is None or ratio > _LARGE_UPDATE:
-            return lower
+        if not to_start or ratio is None or ratio > _LARGE_UPDATE:
+            return [1.0, 0.3, 0.1, 0.03]  # unchanged, because the data may have been the cause
         if not self.updates_are_small:
-            return [0.1, 0.3, *higher]
+            return [0.1, 0.3, 1.0, 3.0, 10.0]
         return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= _HIGHEST_UPDATE]
 
     def start_stage(self) -> None:
