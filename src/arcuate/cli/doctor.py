@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from arcuate.cli.app import Json, app
-from arcuate.cli.console import emit_json, err, out, percent, print_table, say
+from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
 
 if TYPE_CHECKING:
     from arcuate.insight.doctor import Diagnosis
@@ -27,18 +27,59 @@ def doctor(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
     ] = False,
+    fix: Annotated[
+        Path | None, typer.Option(help="Write a recipe with the remedy, which extends that of the run, to this file.")
+    ] = None,
+    try_it: Annotated[
+        bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")
+    ] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="With --try: folder of the new run; default: RUN-remedy.")
+    ] = None,
+    check_labels: Annotated[
+        bool, typer.Option("--check-labels", help="Decode the training trials too, to find wrong labels.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="Store of the run, if moved after training.")] = None,
     as_json: Json = False,
 ) -> None:
     """Diagnose a training run: verdict, first step affected, evidence, likely causes and remedies."""
-    from arcuate.insight.doctor import diagnose
+    from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
+    from arcuate.insight.doctor.remedy import check_remedy_file
 
-    with err.status(f"reading {path}"):
-        diagnosis = diagnose(path, dataset=dataset, planned_steps=planned_steps, html=html, allow_pickle=allow_pickle)
+    check_remedy_file(fix)
+    with progress(f"reading {path}") as report:
+        diagnosis = diagnose(
+            path,
+            dataset=dataset,
+            planned_steps=planned_steps,
+            html=html,
+            allow_pickle=allow_pickle,
+            check_store=True,
+            check_labels=check_labels,
+            data=data,
+            progress=report,
+        )
+        remedy = diagnosis.fix()
+        written = write_remedy(remedy, fix) if fix is not None and remedy else None
+        tried = try_remedy(remedy, out=out_folder, data=data, progress=report) if try_it and remedy else None
     if html is not None:
         say(f"page: {html}")
     if as_json:
-        emit_json(diagnosis.to_dict())
+        done = {"remedy": remedy.to_dict(), "fix": written, "tried": tried and tried.to_dict()}
+        emit_json({**diagnosis.to_dict(), **done})
         return
+    _print_diagnosis(diagnosis)
+    if (fix is not None or try_it) and not remedy:
+        out.print(f"\nno remedy: {remedy.message}", markup=False, soft_wrap=True)
+    if written is not None:
+        train = f"arcuate train {written} --data {diagnosis.store or 'STORE'} --run runs/{written.stem}"
+        out.print(f"\nwrote {written}; train it with: {train}", markup=False, soft_wrap=True)
+    if tried is not None:
+        out.print(f"\n{tried.sentence}", markup=False, soft_wrap=True)
+        say(f"the remedy was trained in {tried.run.path}")
+
+
+def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     colour = _COLOURS.get(diagnosis.primary, "red")
     line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
     if diagnosis.since:

@@ -11,11 +11,15 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.files import check_output, fields_to_dict, write_text
-from arcuate.insight.doctor.causes import Cause, find_causes, first_suggestion
+from arcuate.insight.doctor.causes import find_causes, first_suggestion
+from arcuate.insight.doctor.data_check import DataCheck, DataFault, check_data
 from arcuate.insight.doctor.measurements import Measurements
 from arcuate.insight.doctor.read import LogFile, read_logs
+from arcuate.insight.doctor.recipe_checks import Cause
+from arcuate.insight.doctor.remedy import Remedy, make_remedy
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
+from arcuate.progress import Progress
 
 # If several verdicts apply, the first of them in this order is the primary one.
 VERDICTS = (
@@ -38,6 +42,7 @@ class Diagnosis:
     last_step: int | None = None
     causes: tuple[Cause, ...] = ()
     suggestion: str = ""
+    data_faults: tuple[DataFault, ...] = ()  # faults in the training data, if the store was checked
     runs: tuple["Diagnosis", ...] = ()
     name: str = ""
     source: str = ""  # format of the file, in words
@@ -50,11 +55,20 @@ class Diagnosis:
     log: TrainingLog | None = field(default=None, repr=False, compare=False)  # the curves for the page
 
     @property
+    def store(self) -> str | None:
+        """The store that an arcuate run was trained on."""
+        return self.log.store if self.log else None
+
+    @property
     def since(self) -> str:
         """`since_step` in words."""
         if self.since_step is None:
             return ""
         return f"{'after' if self.primary == 'restarted' else 'since'} step {self.since_step:,}"
+
+    def fix(self) -> Remedy:
+        """The changes of settings that this diagnosis suggests, with a reason for each."""
+        return make_remedy(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
@@ -70,22 +84,48 @@ def diagnose(
     planned_steps: int | None = None,
     html: str | Path | None = None,
     allow_pickle: bool = False,
+    check_store: bool = False,
+    check_labels: bool = False,
+    data: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Diagnose the run or runs in a run folder, a folder with a log, or a log file.
 
-    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given. `html` is a page to write.
+    `dataset` (b2t24 or b2t25) and `planned_steps` are inferred if they are not given. `html` is a page to write. For an
+    arcuate run, `check_store` searches its store (`data`, if it was moved) for faults, and `check_labels` also decodes
+    the training trials with the best checkpoint to find those with a wrong label.
     """
     check_output(html, "<!doctype html", "page.html")
     if dataset is not None and dataset not in _DATASETS:
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
     file = read_logs(Path(path), allow_pickle)
+    checked = DataCheck()
+    if (check_store or check_labels) and len(file.logs) == 1 and (run := file.logs[0].run_path) is not None:
+        checked = check_data(run, data=data, decode_training=check_labels, progress=progress)
+        file = replace(file, logs=(replace(file.logs[0], n_train=checked.n_train),))
     runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
-    diagnosis = runs[0] if len(runs) == 1 else _restarted(runs, file)
+    diagnosis = _with_faults(runs[0], checked) if len(runs) == 1 else _restarted(runs, file)
     if html is not None:
         from arcuate.insight.doctor.page import diagnosis_page  # which imports this module
 
         write_text(Path(html), diagnosis_page(diagnosis))
     return diagnosis
+
+
+def _with_faults(diagnosis: Diagnosis, checked: DataCheck) -> Diagnosis:
+    """The diagnosis with severe faults in the data as its first causes, and all others as notes."""
+    causes = tuple(
+        Cause(f"a fault in the data: {fault.kind}", fault.sentence, fault.remedy, f"data: {fault.kind}", score=2.0)
+        for fault in checked.faults
+        if fault.severe
+    )
+    return replace(
+        diagnosis,
+        causes=(*causes, *diagnosis.causes),
+        suggestion=causes[0].change if causes else diagnosis.suggestion,
+        data_faults=checked.faults,
+        notes=(*diagnosis.notes, *checked.notes, *(fault.sentence for fault in checked.faults if not fault.severe)),
+    )
 
 
 def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_steps: int | None) -> Diagnosis:
@@ -95,7 +135,7 @@ def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_
     best = int(per.values.argmin()) if len(per) else None
     last = float(log.per.values[-1]) if len(log.per) and np.isfinite(log.per.values[-1]) else None
     evidence = [e for f in findings for e in f.evidence]
-    causes = find_causes(lead, measurements)
+    causes = find_causes(lead, measurements, rest)
     return Diagnosis(
         primary=lead.verdict,
         secondary=secondary_verdicts(lead, rest),
@@ -176,7 +216,7 @@ def measure(
         reference = reference_level(dataset)
     if dataset and log.per.unit == "batches" and len(log.per):
         expected = expected_rate(dataset, float(log.per.steps[-1]))
-    measurements = Measurements(log, reference, expected, planned)
+    measurements = Measurements(log, reference, expected, planned, dataset)
     return measurements, dataset, tuple(reason for reason in inferences if reason)
 
 

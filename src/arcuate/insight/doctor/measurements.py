@@ -24,6 +24,14 @@ class Measurements:
     reference: float | None = None  # final error rate of healthy runs on this data set
     expected: float | None = None  # official error rate at the last step, if steps are comparable
     planned: int | None = None
+    dataset: str | None = None
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes through the training data, if the number of trials in them is known."""
+        if self.log.n_trials_seen and self.log.n_train:
+            return self.log.n_trials_seen / self.log.n_train
+        return None
 
     @property
     def loss_only(self) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
@@ -29,9 +31,10 @@ from arcuate.insight.doctor.read_formats import (
     read_tree,
 )
 from arcuate.insight.doctor.read_text import detect_encoding, is_document, line_blocks, read_head, read_text
-from arcuate.insight.doctor.training_log import TrainingLog, assemble_logs
+from arcuate.insight.doctor.training_log import Series, TrainingLog, assemble_logs
 from arcuate.run import Run, open_run
 from arcuate.training.config import coupling_warnings
+from arcuate.training.schedule import learning_rate
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",
@@ -316,17 +319,29 @@ class _OutputMonitor:
     def __init__(self) -> None:
         self.blank: list[tuple[int, bool]] = []  # step, whether the output was almost only blanks
         self.non_finite: list[int] = []  # steps whose row has a null loss, as arcuate writes a non-finite one
+        self.update_ratios: list[tuple[int, float]] = []
+        self.grad_norm_max: list[tuple[int, float]] = []
+        self.n_trials = 0
 
     def add_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             try:
                 if row.get("loss", 0) is None:
                     self.non_finite.append(int(row["step"]))
+                for name, values in (("update_ratio", self.update_ratios), ("grad_norm_max", self.grad_norm_max)):
+                    if isinstance(value := row.get(name), float):
+                        values.append((int(row["step"]), value))
+                self.n_trials += row["n_trials"] if row.get("split") == "train" and "n_trials" in row else 0
                 if "blank_share" in row:
                     blank = row["blank_share"] >= _BLANK_FRACTION or row["n_distinct"] <= _FEW_CLASSES
                     self.blank.append((int(row["step"]), bool(blank)))
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue  # a row without output statistics
+
+    @staticmethod
+    def to_series(points: Sequence[tuple[int, float]], unit: str) -> Series:
+        steps, values = zip(*points, strict=True) if points else ((), ())
+        return Series(np.array(steps, dtype=float), np.array(values, dtype=float), unit)
 
     def blank_since(self) -> int | None:
         """The step since which every output was blank, if that covers at least the last third."""
@@ -348,16 +363,62 @@ def _read_incidents(run: Run) -> list[dict[str, Any]]:
 def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingLog:
     planned = recipe.train.steps if recipe else None
     dataset, because = _published_dataset(run)
+    parent = packaged_parent(recipe) if recipe else None
+    environment = _read_environment(run)
+    stated = environment.get("data")
+    data: dict[str, Any] = stated if isinstance(stated, dict) else {}
+    sessions = data.get("sessions")
     return replace(
         log,
         is_arcuate=True,
-        settings={name.replace("/", "."): v for name, v in flatten(to_tree(recipe)).items()} if recipe else {},
+        settings=_flat_settings(recipe) if recipe else {},
+        scheduled_lr=_scheduled_lr(recipe, log.lr) if recipe else Series(),
+        parent=parent,
+        parent_settings=_flat_settings(load_recipe(parent)) if parent else {},
+        run_path=run.path,
+        store=data.get("path") if isinstance(data.get("path"), str) else None,
+        n_parameters=_count(environment.get("n_parameters")),
+        n_channels=_count(data.get("n_channels")),
+        n_sessions=len(sessions) if isinstance(sessions, list) else None,
         coupling_warnings=tuple(_coupling_warnings(recipe)) if recipe else (),
         planned=planned,
         planned_because="recipe.yaml" if planned else "",
         dataset=dataset,
         dataset_because=because,
     )
+
+
+def _flat_settings(recipe: Recipe) -> dict[str, Any]:
+    """Settings by dotted path, with the lists that the checks of the recipe use."""
+    tree = to_tree(recipe)
+    flat = {name.replace("/", "."): value for name, value in flatten(tree).items()}
+    return flat | {"optimizer.betas": list(recipe.optimizer.betas), "stages": tree["stages"]}
+
+
+def _scheduled_lr(recipe: Recipe, logged: Series) -> Series:
+    """The learning rates of the schedule at the logged steps; none if it depends on validations or stages."""
+    if recipe.stages or recipe.schedule.kind == "plateau":
+        return Series()
+    steps = recipe.train.steps
+    values = [learning_rate(recipe.schedule, max(0, int(step) - 1), steps) for step in logged.steps.tolist()]
+    return Series(logged.steps, np.array(values), logged.unit)
+
+
+def packaged_parent(recipe: Recipe) -> str | None:
+    """The packaged recipe that a recipe is, or is derived from."""
+    return next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
+
+
+def _read_environment(run: Run) -> dict[str, Any]:
+    """environment.json; empty if it is missing or damaged."""
+    try:
+        return read_json(run.environment_file)
+    except UserError:
+        return {}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor) -> TrainingLog:
@@ -372,12 +433,23 @@ def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], outpu
         non_finite_steps=tuple(sorted({*given_up, *output.non_finite})),
         skipped_steps=tuple(row["step"] for row in non_finite if row.get("action") == "skip"),
         blank_since=output.blank_since(),
+        update_ratio=output.to_series(output.update_ratios, log.train_loss.unit),
+        grad_norm_max=output.to_series(output.grad_norm_max, log.train_loss.unit),
+        n_trials_seen=output.n_trials or None,
+        lr_scale=_last_scale(incidents),
+        n_rewinds=sum(row.get("action") == "rewind" for row in incidents),
     )
+
+
+def _last_scale(incidents: Sequence[dict[str, Any]]) -> float:
+    """The factor on the learning rate after the last incident that states one."""
+    scales = [row["lr_scale"] for row in incidents if isinstance(row.get("lr_scale"), float)]
+    return scales[-1] if scales and scales[-1] > 0 else 1.0
 
 
 def _coupling_warnings(recipe: Recipe) -> list[str]:
     """Warnings for a recipe derived from an official one that changes learning rate, eps or reduction alone."""
-    known = next((name for name in (recipe.name, recipe.extends) if name in recipe_names()), None)
+    known = packaged_parent(recipe)
     official = official_ancestor(known) if known else None
     return coupling_warnings(recipe, load_recipe(official), official) if official else []
 
@@ -390,10 +462,7 @@ def _describe_incident(row: dict[str, Any]) -> str:
 
 def _published_dataset(run: Run) -> tuple[str | None, str]:
     """The published data set if the run's data have its layout and size; simulated data have no reference."""
-    try:
-        data = read_json(run.environment_file).get("data")
-    except UserError:
-        return None, ""
+    data = _read_environment(run).get("data")
     if not isinstance(data, dict):
         return None, ""
     sessions = data.get("sessions")

@@ -121,6 +121,8 @@ def _degraded(m: Measurements) -> Finding | None:
     """
     if m.n < _FEW or m.regression < _DEGRADED:
         return None
+    if not m.loss_only and m.best >= CONSTANT_OUTPUT_PER:
+        return None  # from random output to all blanks: nothing had been learnt
     if not _train_loss_rose(m) if m.loss_only else m.end - m.best < _DEGRADED_BY:
         return None
     text = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,9 @@ class TrainingLog:
     train_loss: Series = Series()
     grad_norm: Series = Series()
     lr: Series = Series()
+    update_ratio: Series = Series()  # norm of an update / norm of the weights (arcuate runs)
+    grad_norm_max: Series = Series()  # largest norm of each logging interval (arcuate runs)
+    scheduled_lr: Series = Series()  # learning rate of the recipe's schedule at the steps of `lr`
     error_name: str = "PER"  # what `per` contains; WER if no phoneme error rate was logged
     dataset: str | None = None  # stated by the file
     dataset_because: str = ""
@@ -70,6 +74,17 @@ class TrainingLog:
     planned_because: str = ""
     reported_finished: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, if known: dotted path to value
+    parent: str | None = None  # packaged recipe that the recipe is derived from
+    parent_settings: Mapping[str, Any] = field(default_factory=dict)
+    run_path: Path | None = None
+    store: str | None = None  # path of the training data
+    n_parameters: int | None = None
+    n_channels: int | None = None
+    n_sessions: int | None = None
+    n_trials_seen: int | None = None  # trials in all batches so far
+    n_train: int | None = None  # training trials of the store
+    lr_scale: float = 1.0  # product of the reductions of the learning rate by the guard
+    n_rewinds: int = 0
     coupling_warnings: tuple[str, ...] = ()  # learning rate, eps and loss reduction that do not match
     is_arcuate: bool = False  # no published reference applies unless the data are the published ones
     notes: tuple[str, ...] = ()

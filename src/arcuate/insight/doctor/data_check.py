@@ -1,0 +1,284 @@
+"""Faults in the training data of a run: dead sessions, non-finite bins, wrong or padded labels, duplicated trials.
+
+The store is searched without torch. Results of the training split (results/train.jsonl), or decoding it with the best
+checkpoint, show labels that contradict what the model decodes.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+
+from arcuate.data.alphabet import BLANK, SILENCE, encode, min_frames
+from arcuate.data.store import Store, TrialInfo
+from arcuate.data.text import text_to_tokens
+from arcuate.errors import UserError
+from arcuate.files import fields_to_dict, read_jsonl
+from arcuate.progress import Progress, counted
+from arcuate.run import Run, RunLike, open_run
+
+_SEVERE = 0.05  # fraction of the training trials above which a fault can explain a failed run
+_MAX_BYTES = 2 << 30  # bins that are read; of larger stores a regular sample of the trials
+_DEAD_CHANNELS = 0.5  # fraction of constant channels that makes a trial dead
+_DEAD_TRIALS = 0.5  # fraction of dead trials that makes a session dead
+_CONTRADICTS = 0.5  # edit distance / length above which a label does not belong to its sentence
+_DECODES_WELL = 0.5  # median error rate of the training trials below which single high values are conspicuous
+_OUTLIER, _MIN_OUTLIER = 6.0, 0.6  # robust SDs above the median, and the error rate of a mislabelled trial
+_BETTER = 0.6  # ratio of error rates: the output of a trial fits the label of another one better
+_MAX_LISTED = 20  # trials whose ids are named
+_MAX_MATCHED = 200  # suspected trials whose output is compared with all other labels
+
+
+@dataclass(frozen=True)
+class DataFault:
+    """One fault, the trials it affects, and what to do."""
+
+    kind: str
+    sentence: str
+    remedy: str
+    n_trials: int
+    share: float  # of the training trials
+    trials: tuple[str, ...] = ()  # ids of the first affected trials
+    severe: bool = False  # affects enough trials to explain a failed run
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """Faults in the training data, the most severe first."""
+
+    faults: tuple[DataFault, ...] = ()
+    notes: tuple[str, ...] = ()
+    n_train: int | None = None  # training trials; None if the store is not available
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_to_dict(self, "faults"), "faults": [fault.to_dict() for fault in self.faults]}
+
+
+def check_data(
+    run: RunLike, *, data: str | Path | None = None, decode_training: bool = False, progress: Progress | None = None
+) -> DataCheck:
+    """Search the store of a run for faults; `data` names the store if it was moved."""
+    run = open_run(run)
+    try:
+        store = Store.open(Path(data) if data is not None else Path(str(run.data().get("path", ""))))
+    except UserError as error:
+        if data is not None or decode_training:
+            raise
+        return DataCheck(notes=(f"the data were not checked: {error}",))
+    try:
+        sessions = set(run.data().get("sessions") or store.sessions)
+        train = [t for t in store.trials if t.split == "train" and t.session in sessions and t.tokens is not None]
+        used = [t for t in train if t.usable]
+        notes = list(_note_excluded(train))
+        faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, used), *_check_copies(used)]
+        faults += _check_results(run, store, used, decode_training, notes, progress)
+    finally:
+        store.close()
+    ordered = sorted(faults, key=lambda fault: (not fault.severe, -fault.share))
+    return DataCheck(tuple(ordered), tuple(notes), len(used))
+
+
+def _fault(
+    kind: str, text: str, remedy: str, trials: Sequence[TrialInfo], n_all: int, severe: float = _SEVERE
+) -> Iterator[DataFault]:
+    """A fault of these trials, if there are any; `text` follows "N of M training trials"."""
+    if not trials:
+        return
+    share = len(trials) / max(1, n_all)
+    ids = tuple(t.id for t in trials[:_MAX_LISTED])
+    sentence = f"{len(trials):,} of {n_all:,} training trials {text} ({', '.join(ids[:3])}{', …' * (len(trials) > 3)})"
+    yield DataFault(kind, sentence, remedy, len(trials), share, ids, share >= severe)
+
+
+def _note_excluded(train: Sequence[TrialInfo]) -> Iterator[str]:
+    """What preparation excluded; it is not part of the training."""
+    reasons = Counter(flag for t in train if not t.usable for flag in t.flags)
+    if reasons:
+        listed = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
+        yield f"{sum(not t.usable for t in train):,} of {len(train):,} training trials were excluded: {listed}"
+
+
+def _check_bins(
+    store: Store, used: Sequence[TrialInfo], notes: list[str], progress: Progress | None
+) -> Iterator[DataFault]:
+    """Non-finite values and constant channels."""
+    n_bytes = 4 * store.n_channels * sum(t.n_bins for t in used)
+    every = max(1, -(-n_bytes // _MAX_BYTES))
+    scanned = used[::every]
+    if every > 1:
+        notes.append(f"one of {every} training trials was read to check the bins")
+    non_finite, dead = [], []
+    for i, trial in enumerate(scanned, start=1):
+        bins = store.read_bins(trial)
+        finite = np.isfinite(bins)
+        if not finite.all():
+            non_finite.append(trial)
+        elif len(bins) and float((bins == bins[0]).all(axis=0).mean()) > _DEAD_CHANNELS:
+            dead.append(trial)
+        if progress:
+            progress(i, len(scanned), "checking trials")
+    n = len(scanned)
+    yield from _fault(
+        "non-finite bins", "contain NaN or infinite bins, which make the loss non-finite",
+        "prepare the source again, which excludes these trials, or repair them", non_finite, n, 0.0,
+    )  # fmt: skip
+    per_session = Counter(t.session for t in scanned)
+    dead_sessions = [s for s, k in Counter(t.session for t in dead).items() if k > _DEAD_TRIALS * per_session[s]]
+    for session in dead_sessions:
+        affected = [t for t in dead if t.session == session]
+        yield from _fault(
+            "dead session", f"are constant in most channels: session {session} has no signal",
+            f"remove session {session} (data.sessions), or prepare its source again", affected, n, 0.0,
+        )  # fmt: skip
+    others = [t for t in dead if t.session not in dead_sessions]
+    yield from _fault(
+        "dead trials", "are constant in most channels", "prepare the source again, which excludes them", others, n
+    )
+
+
+def _check_labels(run: Run, used: Sequence[TrialInfo]) -> Iterator[DataFault]:
+    """Padded labels, labels that contradict their sentence, and labels too long for the frames of the model."""
+    n = len(used)
+    padded = [t for t in used if t.tokens and (BLANK in t.tokens or t.tokens[-2:] == (SILENCE, SILENCE))]
+    remedy = "write the true length of each label, and prepare the source again"
+    yield from _fault("padded labels", "have a padded label, ending in repeated silence or blanks", remedy, padded, n)
+    # Padding is a fault of its own; the comparison with the sentence ignores it.
+    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t)]
+    yield from _fault(
+        "labels", "have a label that contradicts their sentence",
+        "correct the labels of these trials, or exclude them, and prepare the source again", wrong, n,
+    )  # fmt: skip
+    patch = run.recipe_tree().get("front_end", {}).get("patch", {})
+    if isinstance(patch, Mapping) and isinstance(bins := patch.get("bins"), int):
+        stride = patch.get("stride") or 1
+        long = [t for t in used if min_frames(t.tokens or ()) > max(0, t.n_bins - bins) // stride + 1]
+        yield from _fault(
+            "labels longer than the frames", "have more phonemes than frames and are left out of training",
+            f"lower front_end.patch.stride, now {stride}", long, n,
+        )  # fmt: skip
+
+
+def contradicts_text(trial: TrialInfo) -> bool:
+    """Whether the label of a trial differs from the pronunciation of its sentence in more than half of its tokens."""
+    label = _without_padding(trial.tokens or ())
+    expected = _without_padding(text_to_tokens(trial.text or "")[0])
+    distance = Levenshtein.distance(label, expected)
+    return bool(distance > _CONTRADICTS * max(len(label), len(expected), 1))
+
+
+def _without_padding(tokens: Sequence[int]) -> tuple[int, ...]:
+    """Tokens without blanks and silences: pauses and padding do not change the sentence."""
+    return tuple(t for t in tokens if t not in (BLANK, SILENCE))
+
+
+def _check_copies(used: Sequence[TrialInfo]) -> Iterator[DataFault]:
+    counts = Counter(t.sha256 for t in used if t.sha256)
+    seen: set[str] = set()
+    copies = []
+    for trial in used:
+        if counts[trial.sha256] > 1 and trial.sha256 in seen:
+            copies.append(trial)
+        seen.add(trial.sha256)
+    remedy = "remove the copies from the source, and prepare it again"
+    yield from _fault("duplicated trials", "are copies of another one", remedy, copies, len(used))
+
+
+# Labels against the output of the model.
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    trial: TrialInfo
+    label: tuple[int, ...]
+    output: tuple[int, ...]
+    per: float
+
+
+def _check_results(
+    run: Run, store: Store, used: Sequence[TrialInfo], decode: bool, notes: list[str], progress: Progress | None
+) -> Iterator[DataFault]:
+    """Trials whose output contradicts their label, although the model decodes the others well."""
+    file = run.results_file("train")
+    if decode and not file.is_file():
+        from arcuate.evaluation.evaluate import evaluate  # imports torch
+
+        evaluate(run, split="train", data=store.path, progress=progress)
+    if not file.is_file():
+        return
+    known = {t.id: t for t in used}
+    decoded = [d for row in read_jsonl(file) if (d := _parse_row(row, known)) is not None]
+    if len(decoded) < 10:
+        return
+    rates = np.array([d.per for d in decoded])
+    middle = float(np.median(rates))
+    if middle > _DECODES_WELL:
+        notes.append(
+            f"labels cannot be checked against the output: the median error rate of the training trials is {middle:.2f}"
+        )
+        return
+    spread = 1.4826 * float(np.median(np.abs(rates - middle)))
+    suspects = [d for d in decoded if d.per > max(_MIN_OUTLIER, middle + _OUTLIER * spread)]
+    suspects = [d for d in suspects if not contradicts_text(d.trial) or not d.trial.text]
+    yield from _note_sessions(decoded, notes)
+    swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
+    text = f"are decoded as something else than their label (median error rate {middle:.2f})"
+    for fault in _fault(
+        "suspected labels", text, "check the labels of these trials against the recordings",
+        [d.trial for d in suspects], len(decoded),
+    ):  # fmt: skip
+        if swapped:
+            own, other = swapped[0]
+            extra = f"; the output of {counted(len(swapped), 'trial')} fits the label of another, {own} that of {other}"
+            fault = replace(fault, sentence=fault.sentence + extra)
+        yield fault
+
+
+def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo]) -> _Decoded | None:
+    trial = known.get(str(row.get("trial")))
+    reference, output = row.get("reference"), row.get("hypothesis")
+    if trial is None or not isinstance(reference, list) or not isinstance(output, list) or not reference:
+        return None
+    try:
+        label, hypothesis = tuple(encode(map(str, reference))), tuple(encode(map(str, output)))
+    except (KeyError, ValueError, UserError):
+        return None  # of another alphabet
+    return _Decoded(trial, label, hypothesis, Levenshtein.distance(label, hypothesis) / len(label))
+
+
+def _note_sessions(decoded: Sequence[_Decoded], notes: list[str]) -> Iterator[DataFault]:
+    """A session that is decoded much worse than the others."""
+    rates = defaultdict(list)
+    for d in decoded:
+        rates[d.trial.session].append(d.per)
+    means = {session: float(np.median(values)) for session, values in rates.items() if len(values) >= 10}
+    if len(means) < 3:
+        return
+    middle = float(np.median(list(means.values())))
+    for session, rate in means.items():
+        if rate > max(_MIN_OUTLIER, 2 * middle):
+            affected = [d.trial for d in decoded if d.trial.session == session]
+            yield from _fault(
+                "session without information",
+                f"belong to session {session}, which is decoded with an error rate of {rate:.2f}, others {middle:.2f}",
+                f"inspect session {session}, or leave it out (data.sessions)", affected, len(decoded),
+            )  # fmt: skip
+
+
+def _find_swaps(suspects: Sequence[_Decoded], decoded: Sequence[_Decoded]) -> list[tuple[str, str]]:
+    """Pairs of trials: the output of the first fits the label of the second much better than its own."""
+    found = []
+    for d in suspects:
+        if not d.output:
+            continue
+        rates = [(Levenshtein.distance(d.output, o.label) / len(o.label), o) for o in decoded if o is not d]
+        rate, other = min(rates, key=lambda pair: pair[0])
+        if rate < _BETTER * d.per:
+            found.append((d.trial.id, other.trial.id))
+    return found
