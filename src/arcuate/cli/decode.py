@@ -22,6 +22,7 @@ from arcuate.cli.app import (
 )
 from arcuate.cli.console import emit_json, progress
 from arcuate.cli.console import out as stdout
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 @app.command()
 def decode(
     scores: ScoresPath,
-    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, one per trial.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="JSON lines to write, one per trial; by default in the folder of a run."),
+    ] = None,
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
     beam: Beam = None,
@@ -44,6 +48,13 @@ def decode(
     split: SplitName = "val",
     data: MovedStore = None,
     head: Head = None,
+    llm: Annotated[
+        Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
+    ] = None,
+    llm_every: Annotated[int, typer.Option(min=1, max=100, help="With --llm: words between its scores.")] = 2,
+    alpha: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
+    ] = 0.5,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -52,6 +63,10 @@ def decode(
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
+    if out is None and not scores.is_dir():
+        raise UserError(
+            "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
+        )
     with progress("loading") as report:
         transcription = decode_words(
             scores,
@@ -67,6 +82,9 @@ def decode(
             words=word or (),
             data=data,
             head=head,
+            llm=llm,
+            llm_every=llm_every,
+            alpha=alpha,
             checkpoint=checkpoint,
             progress=report,
         )
