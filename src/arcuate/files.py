@@ -338,9 +338,9 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(to_json_line(row) + "\n" for row in rows))
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(to_json_line(row) + "\n")
+        file.write("".join(to_json_line(row) + "\n" for row in rows))
 
 
 def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -216,7 +216,8 @@ class TrainingDisplay(Callback):
     def on_metrics(self, row: dict[str, Any]) -> None:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
         if row["split"] != "train":
-            say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}  loss {loss}")
+            wer = "" if row.get("wer") is None else f"  WER {percent(row['wer'])}"
+            say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}{wer}  loss {loss}")
             for line in self._sample:
                 err.print(line, no_wrap=True, overflow="ellipsis", crop=True)
             self._sample = ()
