@@ -88,7 +88,9 @@ def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> fl
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a CPU tensor to the device without waiting for the work queued there, which pageable memory would."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+    if values.device.type == "cpu" and device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
