@@ -118,7 +118,7 @@ def bar() -> Bar:
 
 
 class PlainProgress:
-    """Progress as lines of text, for output that is not a terminal: a line at most every `every_s` seconds.
+    """Progress as lines of text if the output is not a terminal: a line at most every `every_s` seconds.
 
     A short activity prints nothing. Every line has the time left, and is written at once.
     """
