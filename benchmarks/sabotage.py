@@ -313,7 +313,8 @@ def run(job: Job) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(patched(job.sabotage.patch) if job.sabotage.patch else nullcontext())
         try:
-            train_module.train("tiny", store, job.folder, overrides=overrides)
+            if train_module.train("tiny", store, job.folder, overrides=overrides).interrupted:
+                raise KeyboardInterrupt
         except UserError as stopped:
             error = str(stopped)
     rows = read_jsonl(job.folder / "metrics.jsonl")

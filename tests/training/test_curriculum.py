@@ -12,9 +12,10 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
 from arcuate.models.io import load_model
-from arcuate.run import Run
+from arcuate.run import Run, create_run
 from arcuate.training.config import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
+from arcuate.training.start import check_same_recipe
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
@@ -73,12 +74,14 @@ def test_run_without_the_denoise_stage(cohort_store: Path, tmp_path: Path) -> No
     assert load_model(run / "checkpoints" / "last").denoiser is None
 
 
-def test_runs_whose_stages_had_no_requirement_are_resumed(cohort_store: Path, tmp_path: Path) -> None:
-    run = Run(train_stages(cohort_store, tmp_path / "run", "train.steps=5"))
+def test_runs_whose_stages_had_no_requirement_are_resumed(tmp_path: Path) -> None:
+    recipe = load_recipe("mode-ssm-small")
+    run = create_run(tmp_path / "run", recipe, {})
     lines = run.recipe_file.read_text().splitlines(keepends=True)
     run.recipe_file.write_text("".join(line for line in lines if "requires:" not in line))
-    overrides = [*SMALL, *STEPS, "train.steps=5"]
-    assert train("mode-ssm-small", cohort_store, run, overrides=overrides, resume=True).steps == 5
+    check_same_recipe(run, recipe)
+    with pytest.raises(UserError, match="stages"):
+        check_same_recipe(run, load_recipe("mode-ssm-small", ["denoiser.enabled=false"]))
 
 
 def test_epochs_are_converted_to_steps() -> None:

@@ -8,16 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.training.checkpoint import check_same_structure
-from arcuate.training.guard import (
-    KEEP,
+from arcuate.training.guard import KEEP, Guard, Verdict, migrate_state
+from arcuate.training.guard_settings import (
     AdaptiveSettings,
     CollapseSettings,
-    Guard,
     GuardSettings,
     SpikeSettings,
     StuckSettings,
-    Verdict,
-    migrate_state,
 )
 from arcuate.training.metrics import StepMetrics
 
@@ -168,9 +165,9 @@ def test_adaptive_reduction_respects_threshold_minimum_and_number() -> None:
         verdict = guard.judge(decoding(1.0, 15.0 if i > 100 else 5.0), lr)
         if verdict.action == "reduce_lr":
             assert i > 100
-            lr *= settings.factor
-    assert guard.n_reductions == 4  # a fifth would go below min_lr
-    assert lr == pytest.approx(1.5e-3 * 0.8**4)
+            lr *= verdict.lr_factor
+    assert guard.n_reductions == 5
+    assert lr == pytest.approx(settings.min_lr)  # 1.5e-3 × 0.8^5 would be below it
     off = Guard(GuardSettings())
     assert all(off.judge(decoding(1.0, 500.0), 1e-3) == KEEP for _ in range(300))
 
@@ -211,8 +208,8 @@ def test_saved_and_restored_guard_judges_identically(steps: list[StepMetrics], a
 
     def judge(guard: Guard, metrics: StepMetrics) -> Verdict:
         verdict = guard.judge(metrics, 1e-3)
-        if verdict.action == "rewind":
-            guard.after_rewind(to_start=verdict.kind == "stuck")
+        if verdict.action == "rewind" and verdict.lr_scale is None:
+            guard.after_rewind(verdict.kind == "stuck", 1.0, 30)
         return verdict
 
     uninterrupted, before, after = Guard(settings), Guard(settings), Guard(settings)
@@ -233,7 +230,7 @@ def test_state_of_earlier_versions_is_migrated() -> None:
     state = Guard(GuardSettings()).to_dict()
     old = {"lowest": 1.5, "spoke": True, "doubts": [0.9], "learned": True, "n_adapted": 2, "n_rewinds": 1}
     new = migrate_state(old)
-    assert new == {
+    renamed = {
         "lowest_median": 1.5,
         "left_blank": True,
         "normalised_losses": [0.9],
@@ -241,4 +238,132 @@ def test_state_of_earlier_versions_is_migrated() -> None:
         "n_reductions": 2,
         "n_rewinds": 1,
     }
+    assert new.items() >= renamed.items()
     assert new.keys() <= state.keys()
+    added = new.keys() - renamed.keys()  # what earlier versions did not have is that of a new guard
+    assert added and all(new[name] == state[name] for name in added)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_scattered_nonfinite_steps_reduce_the_learning_rate_then_rewind_then_stop(every: int) -> None:
+    """Never `max_skips` in a row, but too large a share of the window."""
+    guard, actions = Guard(GuardSettings()), []
+    for i in range(3000):
+        verdict = guard.judge(decoding(math.nan if i % every == 0 else 1.0), 1e-3)
+        if verdict.kind == "skips":
+            assert not verdict.applies_update
+            assert verdict.lr_factor == (0.8 if verdict.action == "reduce_lr" else 1.0)
+            actions.append(verdict.action)
+        if verdict.action == "rewind":
+            guard.after_rewind()
+        if verdict.action == "stop":
+            break
+    assert actions == ["reduce_lr", "rewind", "stop"]
+    assert i < 3 * 200
+
+
+def test_rare_nonfinite_steps_are_only_skipped() -> None:
+    guard = Guard(GuardSettings())
+    actions = [guard.judge(decoding(math.nan if i % 12 == 0 else 1.0), 1e-3).action for i in range(3000)]
+    assert set(actions) == {"keep", "skip"}
+
+
+def test_nonfinite_bins_are_named_and_not_treated() -> None:
+    guard = Guard(GuardSettings(max_skips=10))
+    for i in range(400):
+        bad = i % 2 == 0
+        verdict = guard.judge(decoding(math.nan if bad else 1.0), 1e-3, None, "trial t15-7" if bad else "")
+        assert verdict.action == ("skip" if bad else "keep")
+        assert not bad or (verdict.kind == "data" and "t15-7" in verdict.reason)
+    last = [guard.judge(decoding(math.nan), 1e-3, None, "trial t15-7") for _ in range(10)][-1]
+    assert (last.action, last.remedy) == ("stop", "data")
+
+
+def run_stuck(guard: Guard, update_ratio: float) -> Verdict:
+    """Return the first verdict on a loss that stays at chance level with updates of this size."""
+    for _ in range(1000):
+        guard.record_update_ratio(update_ratio)
+        verdict = guard.judge(all_blank(), 1e-3)
+        if verdict != KEEP:
+            return verdict
+    raise AssertionError("the guard kept every step")
+
+
+@pytest.mark.parametrize(("update_ratio", "remedy", "raises"), [(2e-4, "raise", True), (0.05, "lower", False)])
+def test_stuck_run_is_judged_by_the_size_of_its_updates(update_ratio: float, remedy: str, raises: bool) -> None:
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=120), max_rewinds=1))
+    verdict = run_stuck(guard, update_ratio)
+    assert (verdict.action, verdict.kind, verdict.remedy) == ("rewind", "stuck", remedy)
+    assert ("too small" in verdict.reason) == raises
+    assert (guard.after_rewind(True, 1.0) > 1) == raises  # without trials: the fixed factor
+    assert run_stuck(guard, update_ratio).remedy == remedy
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=120)))
+    run_stuck(guard, update_ratio)
+    guard.after_rewind(True, 1.0, 1000)
+    assert all((scale > 1) == raises for scale in guard.search.scales)
+
+
+def test_loss_above_chance_level_is_stuck_even_if_it_falls() -> None:
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=60)))
+    losses = [6.0 * 0.997**i for i in range(200)]
+    verdicts = [guard.judge(StepMetrics(v, 1.0, v / math.log(41), 0.3, 20, 2.0), 1e-3) for v in losses]
+    assert "stuck" in [v.kind for v in verdicts[:100]]
+
+
+def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
+    """Run one trial of a search: the loss is lowest at the scale `best`."""
+    while True:
+        verdict = guard.judge(decoding(2.0 + abs(math.log(scale / best))), 1e-3)
+        if verdict != KEEP:
+            return verdict
+
+
+@pytest.mark.parametrize("best", [1.0, 0.3, 0.1, 0.03])
+def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> None:
+    guard = Guard(GuardSettings())
+    scale, tried = guard.after_rewind(False, 1.0, 500), []
+    while guard.search.is_active:
+        assert not guard.is_healthy  # a trial is not a checkpoint to return to
+        tried.append(scale)
+        verdict = trial_losses(guard, best, scale)
+        assert (verdict.action, verdict.kind) == ("rewind", "search")
+        assert verdict.lr_scale is not None
+        scale = verdict.lr_scale
+    assert tried == [1.0, 0.3, 0.1, 0.03]
+    assert scale == best
+    assert guard.n_rewinds == 1  # trials do not count
+    assert guard.judge(decoding(2.0), 1e-3) == KEEP
+
+
+def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> None:
+    guard = Guard(GuardSettings())
+    guard.after_rewind(False, 1.0, 500)
+    steps = [guard.judge(decoding(math.nan), 1e-3) for _ in range(3)]
+    assert [v.action for v in steps] == ["skip", "skip", "rewind"]
+    losses = [2.0] * 5 + [9.0] * 6
+    assert [guard.judge(decoding(v), 1e-3).action for v in losses].count("rewind") == 1
+    assert trial_losses(guard, 0.1, 0.1).kind == "search"
+    assert trial_losses(guard, 0.1, 0.03).lr_scale == 0.1
+
+
+def test_search_needs_enough_steps_before_the_end_of_the_run() -> None:
+    guard = Guard(GuardSettings())
+    assert guard.after_rewind(False, 1.0, 8) == 0.3 and not guard.search.is_active
+    assert guard.after_rewind(False, 1.0, 15) == 1.0 and guard.search.n_steps == 14
+
+
+def test_slow_rise_rewinds_and_a_schedule_with_restarts_may_rise() -> None:
+    for restarts in (False, True):
+        guard = Guard(GuardSettings(), restarts=restarts)
+        for loss in healthy_losses(800):
+            guard.judge(decoding(loss), 1e-3)
+        kinds = {guard.judge(decoding(0.85), 1e-3).kind for _ in range(100)}
+        assert kinds == ({""} if restarts else {"", "rise"})
+
+
+def test_risen_loss_at_the_last_step_rewinds() -> None:
+    guard = Guard(GuardSettings())
+    for loss in healthy_losses(800):
+        guard.judge(decoding(loss), 1e-3)
+    verdicts = [guard.judge(decoding(0.85), 1e-3, n_left) for n_left in range(25, 0, -1)]
+    assert [v.kind for v in verdicts] == [""] * 24 + ["rise"]

@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.config import find_ineffective_settings
+from arcuate.training.config import find_ineffective_settings, find_small_updates
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,
@@ -163,3 +163,14 @@ def test_ineffective_settings_are_reported() -> None:
     found = find_ineffective_settings(plateau, False, "cpu")
     assert ["plateau" in line or "tf32" in line for line in found] == [True, True]
     assert not list(find_ineffective_settings(load_recipe("tiny"), False, "cpu"))
+
+
+def test_eps_that_leaves_no_updates_is_reported() -> None:
+    """`tiny` at eps 0.1 cannot learn in 600 steps; the same eps with a summed loss and many steps is the '25 recipe."""
+    tiny = load_recipe("tiny", ["optimizer.eps=0.1"])
+    (warning,) = find_small_updates(tiny, 500_000)
+    assert "optimizer.eps 0.1" in warning and "raise the learning rate" in warning
+    assert not list(find_small_updates(load_recipe("tiny"), 500_000))
+    assert not list(find_small_updates(load_recipe("tiny", ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]), 500_000))
+    for name in ("b2t25-gru", "b2t24-gru", "official-exact", "mode-ssm", "b2t25-transformer"):
+        assert not list(find_small_updates(load_recipe(name), 50_000_000)), name

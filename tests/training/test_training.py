@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ import torch
 from arcuate.data.batching import Batch
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.experiments.train import train
+from arcuate.files import read_jsonl
+from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.config import Ema, Precision, Swa
 from arcuate.training.environment import Distributed, choose_precision
 from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
@@ -134,3 +138,37 @@ def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> No
     decays = {g["name"]: g["weight_decay"] for g in optimizer.param_groups}
     assert decays == {"bias": 0.0, "session": 0.0, "rest": 0.01}
     assert optimizer.param_groups[0].get("momentum" if kind == "sgd" else "eps") in (0.9, 0.1)
+
+
+def test_run_stopped_within_a_learning_rate_search_resumes_exactly(cohort_store: Path, tmp_path: Path) -> None:
+    """A learning rate far too high: the guard rewinds and tries lower ones; stopping within a trial changes nothing."""
+    settings = {
+        "schedule": {"kind": "warmup_cosine", "peak_lr": 1.0, "warmup_steps": 30},
+        "train": {"steps": 60, "log_every": 5, "validate_every": 60, "checkpoint_every": 10, "clip_norm": None},
+        "encoder.width": 16,
+        "data.batching.batch_size": 4,
+        "guard.spike": {"warmup": 20, "patience": 3, "window": 20},
+        "guard.search.steps": 12,
+        "runtime.threads": 1,
+    }
+    stop = Stop()
+
+    class StopInTrial(Callback):
+        def on_incident(self, row: dict[str, Any]) -> None:
+            if row["kind"] == "search":
+                stop.request()
+
+    def outcome(run: Path) -> tuple[Any, ...]:
+        rows = [read_jsonl(run / name) for name in ("metrics.jsonl", "incidents.jsonl", "predictions.jsonl")]
+        for row in [*rows[0], *(undone for i in rows[1] for undone in i.get("rows", []))]:
+            row.pop("cost")
+        return (*rows, (run / "checkpoints/last/model.safetensors").read_bytes())
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train("tiny", cohort_store, whole, overrides=settings)
+    train("tiny", cohort_store, stopped, overrides=settings, callbacks=[StopInTrial()], stop=stop)
+    assert stop.requested
+    train("tiny", cohort_store, stopped, overrides=settings, resume=True)
+    assert outcome(stopped) == outcome(whole)
+    kinds = [row["kind"] for row in read_jsonl(whole / "incidents.jsonl")]
+    assert kinds.count("search") >= 3  # two further trials, and the choice

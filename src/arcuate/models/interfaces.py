@@ -89,7 +89,8 @@ class Joint:
 
     def logits(self, frames: Tensor, predicted: Tensor) -> Tensor:
         """(B, f, W), (B, U + 1, W) -> (B, f, U + 1, V)"""
-        return F.linear(torch.tanh(frames[:, :, None] + predicted[:, None]), self.weight, self.bias)
+        hidden = torch.tanh(frames[:, :, None] + predicted[:, None])
+        return F.linear(hidden, self.weight.to(hidden.dtype), self.bias.to(hidden.dtype))  # without autocast here
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,12 @@ from arcuate.models.config import (
 )
 from arcuate.run import Run
 from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages, fill_length, find_stage_problems
-from arcuate.training.guard import GuardSettings
+from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = ("name", "extends", "summary", "notes")  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+    *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
+)
 
 _Decay = Annotated[float, Field(ge=0.0, le=10.0)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -118,6 +120,9 @@ class Train(Settings):
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
+    select_by: Literal["per", "wer"] = Field(
+        "per", description="Validation error rate that selects the best checkpoint; `wer` needs validate.words."
+    )
     keep_checkpoints: int = Field(
         2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
     )
@@ -131,6 +136,15 @@ class Validate(Settings):
         "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
+    words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search (words).")
+    lm: str = Field("default", min_length=1, description="Language model of the word search (words).")
+    weights: str | None = Field(
+        None, min_length=1, description="Search settings of `arcuate tune`, a YAML file; null = the defaults (words)."
+    )
+    predictions: int = Field(
+        8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
+    )
 
 
 class TensorBoard(Settings):
@@ -232,6 +246,8 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
             f"train.precision.kind=fp16 needs CUDA, but runtime.device is {config.runtime.device};"
             " set train.precision.kind=fp32 or runtime.device=cuda"
         )
+    if config.train.select_by == "wer" and not config.validate_.words:
+        yield "train.select_by=wer needs the WER of validations; set validate.words=true, or train.select_by=per"
     if max(config.loss.intermediate.layers, default=0) >= (depth := config.encoder.depth):
         yield f"loss.intermediate.layers must name layers 1 to {depth - 1} of this encoder of depth {depth}"
     adaptive = config.guard.adaptive
@@ -303,7 +319,33 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
 
 
+def find_small_updates(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:
+    """Yield a sentence if eps, learning rate and reduction together leave updates too small for the run to learn.
+
+    An estimate from the update rule: gradients of norm 1 (mean_per_token) or 35 (others), clipped and spread evenly
+    over the weights; Adam multiplies the learning rate by gradient / (gradient + eps). All updates in one direction
+    should move the weights by several times their own size, which is about 1 / sqrt(3 × width) at the start.
+    """
+    optimizer, reduction = recipe.optimizer, recipe.loss.ctc.reduction
+    if optimizer.kind not in _ADAM_KINDS or recipe.loss.ctc.weight == 0:
+        return
+    norm = min(1.0 if reduction == "mean_per_token" else sum(_TARGET_LENGTH) / 2, recipe.train.clip_norm or math.inf)
+    gradient = norm / math.sqrt(n_parameters)
+    share = gradient / (gradient + optimizer.eps)
+    size = 1 / math.sqrt(3 * recipe.encoder.width)
+    distance = recipe.train.steps * 0.5 * recipe.schedule.peak_lr * share / size
+    if share < _FULL_UPDATES and distance < _MIN_DISTANCE:
+        yield (
+            f"optimizer.eps {optimizer.eps:g} is {optimizer.eps / gradient:.0f} times a typical gradient of this recipe"
+            f" (loss.ctc.reduction {reduction}), so updates are about {100 * share:.2g} % of the learning rate and the"
+            f" {recipe.train.steps} steps of this run can move the weights by {distance:.2g} of their size; lower"
+            f" optimizer.eps, or raise the learning rate about {10 / distance:.0f} times (an estimate)"
+        )
+
+
 _ADAM_KINDS = ("adam", "adamw")
+_FULL_UPDATES = 0.5  # share of Adam's update that is left by eps, above which eps does not matter
+_MIN_DISTANCE = 2.0  # sum of all updates / size of the weights below which a run hardly learns
 _TARGET_LENGTH = (30.0, 40.0)  # tokens in a typical sentence: ratio of a loss per trial to a mean per token
 _TOLERANCE = 1.5  # factor by which an eps scaled with the reduction may miss the target length
 _NEGLIGIBLE_EPS = 1e-4  # nearly every gradient is larger

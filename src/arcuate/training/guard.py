@@ -7,128 +7,49 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from arcuate.config import Settings
+from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.metrics import StepMetrics
-from arcuate.training.schedule import MAX_STEPS
+from arcuate.training.search import MIN_STEPS, LrSearch
 
-
-class SpikeSettings(Settings):
-    """A loss that rises above its running statistics and stays there; a single spike is not a failure.
-
-    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
-
-    window: int = Field(
-        50, ge=20, le=100_000, description="Number of steps in the running statistics; high steps are left out."
-    )
-    warmup: int = Field(50, ge=0, le=MAX_STEPS, description="Number of steps before the first decision.")
-    n_sd: float = Field(
-        4.0, gt=1.0, le=1000.0, description="Minimum rise of log loss above its lowest median, in robust SDs."
-    )
-    ratio: float = Field(
-        2.0, gt=1.0, le=1e6, description="Minimum ratio of a high step's loss to the lowest median loss so far."
-    )
-    patience: int = Field(20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind.")
-
-
-class StuckSettings(Settings):
-    """A loss that stays at chance level: a learning rate too high from the start leaves weights that cannot learn.
-
-    In the official recipes the output is all blanks for the first 500 to 1,600 steps, which is normal.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
-
-    action: Literal["rewind", "warn", "stop", "ignore"] = Field("rewind", description="Action when stuck.")
-    patience: int = Field(2000, ge=50, le=10_000_000, description="Number of steps without a drop before the action.")
-    lr_factor: float = Field(
-        0.15,
-        gt=0.0,
-        lt=1.0,
-        description="Factor on all learning rates after a rewind: lower than after a spike, because a learning rate at"
-        " which nothing is learnt is further from a workable one than a learning rate that diverges late.",
-    )
-    min_drop: float = Field(
-        0.1, gt=0.0, lt=1.0, description="Smallest relative drop of the median loss that counts as progress."
-    )
-
-
-class CollapseSettings(Settings):
-    """Blanks only, or the same output for every trial, after the model had left the all-blank solution."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"blank_share": "blank_fraction"}
-
-    action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
-    blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Fraction of blank frames that counts as collapse.")
-    n_distinct: int = Field(
-        3, ge=0, le=40, description="Collapse also if a batch has at most this many distinct phonemes."
-    )
-    length_ratio: float = Field(
-        0.1, ge=0.0, le=1.0, description="Collapse also if output length / target length is at most this."
-    )
-    patience: int = Field(50, ge=1, le=10_000, description="Number of consecutive steps before the action.")
-
-
-class AdaptiveSettings(Settings):
-    """Reduction of the learning rate while the mean gradient norm exceeds `threshold`; off without a threshold."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"floor": "min_lr", "max_times": "max_reductions"}
-
-    threshold: float | None = Field(
-        None, gt=0.0, le=1e9, description="Mean gradient norm above which the learning rate is reduced; null = off."
-    )
-    window: int = Field(100, ge=1, le=100_000, description="Number of steps in the mean.")
-    factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
-    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Lower bound on the reduced learning rate.")
-    max_reductions: int = Field(5, ge=1, le=1000, description="Maximum number of reductions.")
-
-
-class GuardSettings(Settings):
-    """Responses to non-finite updates, divergence, stuck training and collapse."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor"}
-
-    enabled: bool = Field(True, description="Enable the guard.")
-    max_skips: int = Field(10, ge=1, le=100_000, description="Number of consecutive non-finite steps before a rewind.")
-    lr_factor: float = Field(0.3, gt=0.0, lt=1.0, description="Factor on all learning rates after a rewind.")
-    max_rewinds: int = Field(5, ge=0, le=1000, description="Number of rewinds after which training stops.")
-    keep_batches: bool = Field(False, description="Save the bins of non-finite steps to bad_steps/.")
-    spike: SpikeSettings = SpikeSettings()
-    stuck: StuckSettings = StuckSettings()
-    collapse: CollapseSettings = CollapseSettings()
-    adaptive: AdaptiveSettings = AdaptiveSettings()
-
-
+Remedy = Literal["lower", "raise", "data"]
 Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a step, and why; `kind` is the rule that applied: non_finite, spike, stuck, …"""
+    """What to do with a step, and why; `kind` is the rule that applied: non_finite, skips, spike, rise, stuck, …"""
 
     action: Action
     kind: str = ""
     reason: str = ""
+    lr_factor: float = 1.0  # of a reduction
+    lr_scale: float | None = None  # of the next trial of a learning-rate search, or the chosen one
+    remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate, or other data
 
     @property
     def applies_update(self) -> bool:
-        return self.action in ("keep", "reduce_lr", "warn")
+        return self.action in ("keep", "reduce_lr", "warn") and self.kind != "skips"  # whose step is not finite
 
 
 KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
-_NEAR_LOWEST = 1.25  # a loss within this factor of the lowest median is healthy
+_NEAR_LOWEST = 1.1  # a median loss within this factor of the lowest one is healthy
+_HEALTHY_ERRORS, _RISE_ERRORS = 5.0, 8.0  # largest healthy rise of a median of `_RECENT` steps, smallest that counts
+_MEDIAN_ERROR = 1.2533 / math.sqrt(_RECENT)  # unit of these rises: standard error of the median / SD of a step
 _MAX_BLANK_FRACTION = 0.9  # upper limit on blank frames for having left the all-blank solution
+_ABOVE_CHANCE = 1.05  # normalised loss of an output that is worse than uniform
 _AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
+_SMALL_UPDATE, _LARGE_UPDATE = (
+    0.003,
+    0.02,
+)  # limits on norm of the update / norm of the weights in a run at chance level
+_HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
 
 # Names of the state in checkpoints of earlier versions, and their names now.
 _RENAMED_STATE = {
@@ -141,84 +62,190 @@ _RENAMED_STATE = {
     "learned": "has_learnt",
     "n_adapted": "n_reductions",
 }
+# State that checkpoints of earlier versions do not have.
+_ADDED_STATE: dict[str, Any] = {
+    "recent_losses": [],
+    "lowest_recent": None,
+    "lowest_spread": 0.0,
+    "skips": [],
+    "n_skip_alarms": 0,
+    "n_bad_inputs": 0,
+    "n_risen": 0,
+    "update_ratio": None,
+    **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
+}
 
 
 class Guard:
-    """Running statistics of the steps so far, and the rules that judge the next one."""
+    """Running statistics of the steps so far, and the rules that judge the next one.
 
-    def __init__(self, settings: GuardSettings) -> None:
+    `restarts` states that the schedule raises the learning rate repeatedly, so that a slow rise of the loss is normal.
+    """
+
+    def __init__(self, settings: GuardSettings, restarts: bool = False) -> None:
         self.settings = settings
+        self.restarts = restarts
         self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of steps that were not high
+        self.recent_losses: deque[float] = deque(maxlen=_RECENT)  # log loss of all finite steps
         self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
         self.lowest_median: float | None = None  # of log loss so far
+        self.lowest_recent: float | None = None  # lowest median of `recent_losses` so far
+        self.lowest_spread = 0.0  # robust SD of the scatter between steps at that time
         self.spread = 0.0  # robust SD of log loss
         self.n_judged = 0
         self.dropped_at = 0  # value of n_judged when the median log loss last dropped
         self.dropped_to: float | None = None  # the median it dropped to
         self.n_skipped = 0  # consecutive
+        self.skips: deque[int] = deque(maxlen=settings.skips.window)  # 1 = update skipped
+        self.n_skip_alarms = 0
+        self.n_bad_inputs = 0  # consecutive steps with non-finite bins
         self.n_high = 0  # consecutive
+        self.n_risen = 0  # consecutive
         self.n_collapsed = 0  # consecutive
         self.left_blank = False  # the model has left the all-blank solution at least once
         self.normalised_losses: deque[float] = deque(maxlen=_RECENT)
         self.has_learnt = False  # the normalised loss has fallen clearly below chance level
         self.warned = False
         self.n_reductions = 0
-        self.n_rewinds = 0
+        self.n_rewinds = 0  # without those of searches
+        self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
+        self.search = LrSearch()
 
-    def judge(self, metrics: StepMetrics, lr: float) -> Verdict:
-        """Judge one optimizer step; called once per step, before the update."""
+    def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None, bad_trials: str = "") -> Verdict:
+        """Judge one optimizer step; called once per step, before the update.
+
+        `n_left` is the number of steps left in the run, including this one; `bad_trials` names trials of a non-finite
+        step whose bins are not finite.
+        """
         if not self.settings.enabled:
             return KEEP
-        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
-            return self._judge_nonfinite(metrics)
+        is_finite = metrics.is_finite
+        if not is_finite and bad_trials:
+            return self._judge_bad_input(bad_trials)
+        self.n_bad_inputs = 0
+        if self.search.is_active:
+            return self._judge_trial(metrics if is_finite else None)
+        self.skips.append(0 if is_finite else 1)
+        too_many = self._judge_skips(lr)
+        if not is_finite:
+            return self._judge_nonfinite(metrics) if too_many is None else too_many
         self.n_skipped = 0
         self.n_judged += 1
         self.grad_norms.append(metrics.grad_norm)
+        self.recent_losses.append(_log(metrics.loss))
         verdicts = (  # every rule is applied to every step, because each keeps its own statistics
             self._judge_spike(metrics),
+            self._judge_rise(n_left),
             self._judge_stuck(metrics),
             self._judge_collapse(metrics),
             self._judge_grad_norm(lr),
         )
         return next((v for v in verdicts if v.action != "keep"), KEEP)
 
+    def record_update_ratio(self, ratio: float) -> None:
+        """Take note of a measured norm of the update / norm of the weights."""
+        self.update_ratio = ratio if self.update_ratio is None else max(self.update_ratio, ratio)
+
     @property
     def is_healthy(self) -> bool:
         """Whether a rewind may return to this step: no rule has fired, and the loss is near its lowest median."""
-        is_bad = bool(self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank))
+        is_bad = bool(self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank) or self.search.is_active)
         if is_bad or self.lowest_median is None:
             return not is_bad
-        recent = median(list(self.losses)[-_RECENT:])
-        return recent - self.lowest_median <= max(self.spread, math.log(_NEAR_LOWEST))
+        if self.lowest_recent is None or len(self.recent_losses) < _RECENT:
+            return True
+        limit = max(math.log(_NEAR_LOWEST), _HEALTHY_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
+        return median(self.recent_losses) - self.lowest_recent <= limit
+
+    @property
+    def updates_are_small(self) -> bool:
+        """Whether all measured updates were too small, relative to the weights, for a run to leave chance level."""
+        return self.update_ratio is not None and self.update_ratio < _SMALL_UPDATE
 
     @property
     def is_failing(self) -> bool:
         """Whether the last steps were high or not finite, but too few of them for a verdict."""
         return max(self.n_high, self.n_skipped) > 1
 
-    def after_rewind(self, to_start: bool = False) -> None:
-        """Reset the counters; the statistics stay, unless the run starts again from its first checkpoint."""
+    def after_rewind(
+        self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None, lr_step: int | None = None
+    ) -> float:
+        """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
+
+        The statistics stay, unless the run starts again from its first checkpoint. `lr_scale` is the scale so far,
+        `n_left` the number of steps from the checkpoint to the end of the run (without it there is no search),
+        `lr_step` the step since then with the highest learning rate.
+        """
+        factors = self._trial_factors(to_start)
+        small = to_start and self.updates_are_small
         self.n_rewinds += 1
         self.dropped_to = None
         if to_start:
             self.losses.clear()
             self.normalised_losses.clear()
-            self.lowest_median, self.n_judged = None, 0
+            self.lowest_median, self.lowest_recent, self.n_judged = None, None, 0
         self._reset_counters()
         self.grad_norms.clear()
+        self.update_ratio = None
+        n_steps = self.settings.search.steps or min(max(self.settings.stuck.patience // 3, 20), 200)
+        n_steps = min(n_steps, (n_left or 0) - 1)
+        if self.settings.search.enabled and n_steps >= MIN_STEPS:
+            scales = [lr_scale * factor for factor in factors]
+            return self.search.start(scales, n_steps, small or not to_start, None if small else lr_step)
+        factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
+        return lr_scale / factor if small else lr_scale * factor
+
+    def _trial_factors(self, to_start: bool) -> list[float]:
+        """Return the factors on the learning rate to try: lower ones, or in a stuck run those that its updates suggest.
+
+        With a large eps, updates are proportional to the learning rate, so their size tells how far it is off.
+        """
+        lower, higher = [0.3, 0.1, 0.03], [3.0, 10.0]
+        ratio = self.update_ratio
+        if not to_start:
+            return [1.0, *lower]  # the data may have been the cause
+        if ratio is None or ratio > _LARGE_UPDATE:
+            return lower
+        if not self.updates_are_small:
+            return [0.1, 0.3, *higher]
+        return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= _HIGHEST_UPDATE]
 
     def start_stage(self) -> None:
         """Reset statistics and counters for a new stage; `left_blank` and `has_learnt` are kept."""
         self.losses.clear()
         self.grad_norms.clear()
         self.normalised_losses.clear()
-        self.lowest_median, self.dropped_to, self.spread = None, None, 0.0
+        self.lowest_median, self.lowest_recent, self.dropped_to, self.spread = None, None, None, 0.0
         self.n_judged = self.dropped_at = 0
+        self.update_ratio = None
+        self.search.reset()
         self._reset_counters()
 
     def _reset_counters(self) -> None:
-        self.n_high = self.n_skipped = self.n_collapsed = 0
+        self.n_high = self.n_risen = self.n_skipped = self.n_collapsed = 0
+        self.recent_losses.clear()
+        self.skips.clear()
         self.warned = False
+
+    def _judge_trial(self, metrics: StepMetrics | None) -> Verdict:
+        """Judge a step of a learning-rate search; only the search decides until it is over."""
+        if not self.search.observe(None if metrics is None else _log(metrics.loss)):
+            return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a trial")
+        scale = self.search.next_scale
+        if scale is not None:
+            return Verdict("rewind", "search", f"next trial: learning rate × {scale:.3g}", lr_scale=scale)
+        scale, trials = self.search.choose()
+        self.search.reset()
+        self.update_ratio = None
+        return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {trials})", lr_scale=scale)
+
+    def _judge_bad_input(self, bad_trials: str) -> Verdict:
+        """Skip a step whose bins are not finite: neither a lower learning rate nor a rewind would help."""
+        self.n_bad_inputs += 1
+        reason = f"bins not finite in {bad_trials}"
+        if self.n_bad_inputs >= self.settings.max_skips:
+            return Verdict("stop", "data", f"{reason}, and in the {self.n_bad_inputs} steps before", remedy="data")
+        return Verdict("skip", "data", reason)
 
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
@@ -227,8 +254,24 @@ class Guard:
             return self._verdict("rewind", "non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
         return Verdict("skip", "non_finite", f"{names} not finite")
 
+    def _judge_skips(self, lr: float) -> Verdict | None:
+        """Judge the share of skipped updates: reduce the learning rate, then rewind, then stop; None if it is small."""
+        settings = self.settings.skips
+        n = sum(self.skips)
+        if n <= settings.share * settings.window or not self.skips[-1]:
+            return None
+        reason = f"{n} of the last {len(self.skips)} updates skipped"
+        self.skips.clear()
+        self.n_skip_alarms += 1
+        if self.n_skip_alarms == 1 and (factor := self._reduction(lr)) < 1:
+            self.n_skipped += 1
+            return Verdict("reduce_lr", "skips", reason, lr_factor=factor)
+        if self.n_skip_alarms <= 2:
+            return self._verdict("rewind", "skips", reason)
+        return Verdict("stop", "skips", f"{reason}, after a lower learning rate and a rewind")
+
     def _judge_spike(self, metrics: StepMetrics) -> Verdict:
-        log_loss = math.log(max(metrics.loss, 1e-12))
+        log_loss = _log(metrics.loss)
         limit = self._spike_limit()
         if limit is None or log_loss <= limit:
             self.n_high = 0
@@ -252,6 +295,27 @@ class Guard:
             self.spread = 1.4826 * median(abs(v - middle) for v in self.losses)
         return self.lowest_median + max(settings.n_sd * self.spread, math.log(settings.ratio))
 
+    def _judge_rise(self, n_left: int | None) -> Verdict:
+        """Judge a lasting rise that is too small for a spike; at the last step it need not have lasted."""
+        settings = self.settings.spike
+        if self.lowest_median is None or len(self.recent_losses) < _RECENT:
+            return KEEP
+        recent = median(self.recent_losses)
+        if self.lowest_recent is None or recent <= self.lowest_recent:
+            changes = [abs(b - a) for a, b in pairwise(self.losses)]  # unlike `spread`, independent of a trend
+            self.lowest_recent, self.lowest_spread = recent, 1.4826 * median(changes) / math.sqrt(2)
+        lowest = self.lowest_recent
+        limit = lowest + max(math.log(settings.rise), _RISE_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
+        if self.restarts or recent <= limit:
+            self.n_risen = 0
+            return KEEP
+        self.n_risen += 1
+        at_end = n_left == 1 and self.n_rewinds < self.settings.max_rewinds
+        if self.n_risen < 2 * settings.patience and not at_end:
+            return KEEP
+        reason = f"median loss {math.exp(recent):.3g} against {math.exp(lowest):.3g} before"
+        return self._verdict("rewind", "rise", f"{reason} for {self.n_risen} consecutive steps")
+
     def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
         settings = self.settings.stuck
         if settings.action == "ignore" or self.has_learnt:
@@ -259,20 +323,27 @@ class Guard:
         if self.lowest_median is None or metrics.normalised_loss is None:
             return KEEP
         self.normalised_losses.append(metrics.normalised_loss)
-        self.has_learnt = len(self.normalised_losses) == _RECENT and median(self.normalised_losses) < _LEARNT
+        is_full = len(self.normalised_losses) == _RECENT
+        self.has_learnt = is_full and median(self.normalised_losses) < _LEARNT
         if self.has_learnt:
             return KEEP
         if self.dropped_to is None or self.lowest_median <= self.dropped_to + math.log1p(-settings.min_drop):
             self.dropped_at, self.dropped_to = self.n_judged, self.lowest_median
         n_steps = self.n_judged - self.dropped_at
-        if n_steps < settings.patience:
+        level = median(self.normalised_losses) if is_full else 0.0
+        above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
+        too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
+        if n_steps < settings.patience and not above_chance and not too_slow:
             return KEEP
         self.dropped_to = None  # start counting again
-        reason = (
-            f"loss {metrics.loss:.3g} has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps"
-            " and is at chance level"
-        )
-        return self._verdict(settings.action, "stuck", reason)
+        fall = f"has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps and is at chance level"
+        if n_steps < settings.patience:
+            fall = f"is still {'above' if above_chance else 'at'} chance level after {self.n_judged} steps"
+        size = ""
+        if self.update_ratio is not None:
+            too = ", too small to learn" if self.updates_are_small else ""
+            size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
+        return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
         settings = self.settings.collapse
@@ -302,28 +373,39 @@ class Guard:
         if settings.threshold is None or len(self.grad_norms) < settings.window:
             return KEEP
         mean = sum(self.grad_norms) / len(self.grad_norms)
-        is_exhausted = self.n_reductions >= settings.max_reductions or lr * settings.factor < settings.min_lr
-        if mean <= settings.threshold or is_exhausted:
+        if mean <= settings.threshold or (factor := self._reduction(lr)) == 1:
             return KEEP
-        self.n_reductions += 1
         self.grad_norms.clear()
-        return Verdict("reduce_lr", "gradient_norm", f"mean gradient norm {mean:.3g} above {settings.threshold:g}")
+        reason = f"mean gradient norm {mean:.3g} above {settings.threshold:g}"
+        return Verdict("reduce_lr", "gradient_norm", reason, lr_factor=factor)
+
+    def _reduction(self, lr: float) -> float:
+        """Count one more reduction and return its factor, clamped to `min_lr`; 1 if none is left."""
+        settings = self.settings.adaptive
+        if self.n_reductions >= settings.max_reductions or lr <= settings.min_lr:
+            return 1.0
+        self.n_reductions += 1
+        return max(settings.factor, settings.min_lr / lr)
 
     def _verdict(self, action: Action, kind: str, reason: str) -> Verdict:
         """Return the verdict; after `max_rewinds` rewinds, stop instead of rewinding again."""
+        remedy: Remedy = "raise" if kind == "stuck" and self.updates_are_small else "lower"
         if action == "rewind" and self.n_rewinds >= self.settings.max_rewinds:
-            return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds")
-        return Verdict(action, kind, reason)
+            return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds", remedy=remedy)
+        return Verdict(action, kind, reason, remedy=remedy)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values for a checkpoint."""
-        state = {name: value for name, value in vars(self).items() if name != "settings"}
-        return {name: list(value) if isinstance(value, deque) else value for name, value in state.items()}
+        state = {name: value for name, value in vars(self).items() if name not in ("settings", "restarts", "search")}
+        state |= {f"search_{name}": value for name, value in self.search.to_dict().items()}
+        return {name: list(value) if isinstance(value, deque | list) else value for name, value in state.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `to_dict` returned."""
         for name, value in state.items():
-            if isinstance(kept := getattr(self, name, None), deque):
+            if name.startswith("search_"):
+                setattr(self.search, name.removeprefix("search_"), list(value) if isinstance(value, list) else value)
+            elif isinstance(kept := getattr(self, name, None), deque):
                 kept.clear()
                 kept.extend(value)
             else:
@@ -331,5 +413,9 @@ class Guard:
 
 
 def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the state of a guard that an earlier version saved."""
-    return {_RENAMED_STATE.get(name, name): value for name, value in state.items()}
+    """Return the state of a guard under its present names, with the parts that earlier versions did not have."""
+    return {**_ADDED_STATE, **{_RENAMED_STATE.get(name, name): value for name, value in state.items()}}
+
+
+def _log(loss: float) -> float:
+    return math.log(max(loss, 1e-12))

@@ -21,11 +21,12 @@ from arcuate.models.io import save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.checkpoint import link, load_checkpoint, remove_newer, repair_best_links
+from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newer, repair_best_links
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
-from arcuate.training.metrics import IntervalMetrics, StepMetrics
+from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
 from arcuate.training.optim import set_learning_rates
+from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import (
     DeviceMetrics,
@@ -37,7 +38,7 @@ from arcuate.training.step import (
     read_metrics,
 )
 
-Validate = Callable[[Model], dict[str, Any]]  # a row of metrics.jsonl without its step
+Validate = Callable[[Model], Validation]
 
 _MAX_SAVED_BATCHES = 20
 _OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; neither an incident nor a step towards a rewind
@@ -79,9 +80,9 @@ def train(
         lr = learning_rates.get("rest", max(learning_rates.values()))
         # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
         metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
-        verdict = KEEP if metrics is None else _judge(state, metrics, lr)
+        verdict = KEEP if metrics is None else _judge(state, metrics, lr, drawn, distributed)
         if verdict.applies_update and (metrics is None or metrics.may_update):
-            apply_update(state)
+            state.record_update_ratio(apply_update(state, measure=(state.step + 1) % settings.log_every == 0))
         finish_step(state)
         state.step += 1
         state.position += settings.accumulate
@@ -115,20 +116,37 @@ def train(
         stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
 
 
-def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
+def _judge(
+    state: TrainingState, metrics: StepMetrics, lr: float, batches: Sequence[Batch], distributed: Distributed
+) -> Verdict:
     """Verdict of the guard, except on an overflow of scaled fp16 gradients, which the loss scaler handles."""
-    return _OVERFLOW if metrics.overflowed else state.guard.judge(metrics, lr)
+    if metrics.overflowed:
+        return _OVERFLOW
+    bad_trials = "" if metrics.is_finite else _name_bad_trials(batches, distributed)
+    return state.guard.judge(metrics, lr, state.n_left, bad_trials)
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
     """Set and return the learning rates of the next update; the schedule spans the run, or the stage it restarts in."""
-    stage, step, n_steps = state.stage, state.step, state.recipe.train.steps
-    scale = state.lr_scale
-    if stage is not None:
-        scale *= stage.lr_factor
-        if stage.schedule == "restart" and stage.steps is not None:
-            step, n_steps = step - state.progress.began, stage.steps
-    return set_learning_rates(state.optimizer, state.recipe, step, scale, state.plateaus, n_steps)
+    step = state.step if state.guard.search.lr_step is None else state.guard.search.lr_step
+    step, n_steps, factor = _schedule_position(state, step)
+    return set_learning_rates(state.optimizer, state.recipe, step, state.lr_scale * factor, state.plateaus, n_steps)
+
+
+def _schedule_position(state: TrainingState, step: int) -> tuple[int, int, float]:
+    """Return step and length of the schedule, and the factor of the stage on the learning rate."""
+    stage = state.stage
+    if stage is None:
+        return step, state.recipe.train.steps, 1.0
+    if stage.schedule == "restart" and stage.steps is not None:
+        return step - state.progress.began, stage.steps, stage.lr_factor
+    return step, state.recipe.train.steps, stage.lr_factor
+
+
+def _scheduled_lr(state: TrainingState, step: int) -> float:
+    """Return the learning rate of the weights at a step without the scale of the guard."""
+    step, n_steps, factor = _schedule_position(state, step)
+    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateaus[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +191,15 @@ class _Loop:
         row: dict[str, Any] = {}
         if validate is not None:
             with state.averages.applied(state.model):
-                row = {"step": state.step, **validate(state.model)}
+                validation = validate(state.model)
+            row = {"step": state.step, **validation.row}
             row["per_moving_average_200_steps"] = state.record_validation(row["per"])
+            if self.distributed.is_main:
+                append_jsonl(state.run.predictions_file, *({"step": state.step, **p} for p in validation.predictions))
             self._write_row(row)
         state.interval.started = time.perf_counter()
-        return state.best.update(state.step, row.get("per"), row.get("loss"), state.position)
+        found = Best(state.step, row.get("per"), row.get("loss"), state.position, row.get("wer"))
+        return state.best.update(found, state.recipe.train.select_by)
 
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
@@ -203,9 +225,10 @@ class _Loop:
             "trials": [t.id for b in batches for t in b.trials],
         }
         if verdict.action == "reduce_lr":
-            state.lr_scale *= state.recipe.guard.adaptive.factor
+            state.lr_scale *= verdict.lr_factor
+            row["lr_scale"] = state.lr_scale
         if verdict.action == "rewind":
-            row |= self._rewind(to_start=verdict.kind == "stuck")
+            row |= self._rewind(verdict)
         if self.distributed.is_main:
             if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
                 row["batch"] = _save_batches(state.run, state.step, batches)
@@ -213,9 +236,15 @@ class _Loop:
             self.callback.on_incident(row)
         if verdict.action == "stop":
             key = "lr" if state.recipe.schedule.kind == "constant" else "peak_lr"
+            remedy = {
+                "lower": f"lower the learning rate (schedule.{key}), or set train.clip_norm",
+                "raise": f"raise the learning rate (schedule.{key}), or lower optimizer.eps"
+                f" ({state.recipe.optimizer.eps:g})",
+                "data": "remove these trials, or prepare the recordings again",
+            }[verdict.remedy]
             raise UserError(
-                f"training was stopped at step {state.step}: {verdict.reason}; lower the learning rate"
-                f" (schedule.{key}), or set train.clip_norm; the evidence is in {state.run.incidents_file}"
+                f"training was stopped at step {state.step}: {verdict.reason}; {remedy}; the evidence is in"
+                f" {state.run.incidents_file}"
             )
 
     def restore_healthy(self) -> None:
@@ -239,15 +268,20 @@ class _Loop:
             append_jsonl(state.run.incidents_file, row)
             self.callback.on_incident(row)
 
-    def _rewind(self, to_start: bool) -> dict[str, Any]:
-        """Return to the last good checkpoint, or to the first, at a lower learning rate; the data position stays."""
+    def _rewind(self, verdict: Verdict) -> dict[str, Any]:
+        """Return to the last good checkpoint, or to the first, at another learning rate; the data position stays."""
         state = self.state
+        to_start = verdict.kind == "stuck"
         targets = state.rewind_targets
-        if to_start:
+        if verdict.lr_scale is not None:  # a learning-rate search stays at its checkpoint
+            targets = [step for step in targets if step <= (state.rewound_to or 0)]
+        elif to_start:
             targets = targets[:1]
+        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half of the last healthy step
+            targets = [step for step in targets if step <= targets[-1] // 2] or targets[:1]
         elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
             targets = targets[:-1]  # returning to this one did not help: go further back
-        state.rewind_targets = targets
+        state.rewind_targets, failed_at = targets, state.step
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)
         if self.distributed.is_main:
@@ -255,9 +289,11 @@ class _Loop:
             link(state.run, "last", target.folder)
             remove_newer(state.run, target)
         state.rewound_to = target.step
-        guard = state.recipe.guard
-        state.lr_scale *= guard.stuck.lr_factor if to_start else guard.lr_factor
-        state.guard.after_rewind(to_start)
+        if verdict.lr_scale is not None:
+            state.lr_scale = verdict.lr_scale
+        else:
+            lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
+            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step)
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
@@ -279,12 +315,23 @@ class _Loop:
 
     def _write_row(self, row: dict[str, Any]) -> None:
         state = self.state
+        if state.batches_per_epoch:
+            row["epoch"] = round(state.position / state.batches_per_epoch, 4)
         if state.stage is not None:
             index = min(state.progress.index, len(state.recipe.stages) - 1)
             row |= {"stage": state.stage.name, "stage_index": index}
         if self.distributed.is_main:
             append_jsonl(state.run.metrics_file, row)
             self.callback.on_metrics(row)
+
+
+def _name_bad_trials(batches: Sequence[Batch], distributed: Distributed) -> str:
+    """Name the first trial with non-finite bins, and the number of others; empty if no process has one."""
+    bad = [t.id for b in batches for t, bins in zip(b.trials, b.bins, strict=False) if not bins.isfinite().all()]
+    if not distributed.any(bool(bad)):
+        return ""
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return f"trial {bad[0]}{more}" if bad else "a trial of another process"
 
 
 def _save_batches(run: Run, step: int, batches: Sequence[Batch]) -> str | None:

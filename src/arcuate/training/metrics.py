@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MIN_LOSS_SCALE = 1.0  # gradients that overflow at this scale do so without scaling as well
-_NOT_AVERAGED = ("non_finite", "overflow")  # rules after which the metrics of a step do not enter the means
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,10 @@ class StepMetrics:
         """False for fp16 gradients that are not finite, which never reach the weights, with or without the guard."""
         return self.loss_scale is None or math.isfinite(self.grad_norm)
 
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
     def to_dict(self) -> dict[str, float | str | None]:
         """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
         values = asdict(self)
@@ -44,6 +47,14 @@ class StepMetrics:
             del values["loss_scale"]
         values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
         return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Result of one validation."""
+
+    row: dict[str, Any]  # of metrics.jsonl, without its step
+    predictions: tuple[dict[str, Any], ...] = ()  # lines of predictions.jsonl, without their step
 
 
 @dataclass
@@ -57,6 +68,7 @@ class IntervalMetrics:
     n_distinct: float = 0.0
     length_ratio: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)
+    update_ratio: float | None = None  # norm of the last measured update / norm of the weights
     n_finite: int = 0
     n_steps: int = 0
     n_trials: int = 0
@@ -71,7 +83,7 @@ class IntervalMetrics:
         self.waiting_s += waiting_s
         if skipped_by is not None:
             self.skipped[skipped_by] = self.skipped.get(skipped_by, 0) + 1
-        if skipped_by in _NOT_AVERAGED:
+        if skipped_by is not None and not metrics.is_finite:
             return
         self.n_finite += 1
         for name in ("loss", "grad_norm", "blank_share", "n_distinct", "length_ratio"):
@@ -94,6 +106,7 @@ class IntervalMetrics:
             "losses": {head: mean(loss) for head, loss in self.losses.items()},
             "grad_norm": mean(self.grad_norm),
             "grad_norm_max": self.grad_norm_max if n else None,
+            "update_ratio": self.update_ratio,
             "blank_share": mean(self.blank_share),
             "n_distinct": mean(self.n_distinct),
             "length_ratio": mean(self.length_ratio),

@@ -14,6 +14,7 @@ from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
+from arcuate.models.config import RuntimeSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
@@ -170,14 +171,22 @@ def _clip_gradients(state: TrainingState) -> Tensor:
     return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
 
 
-def apply_update(state: TrainingState) -> None:
+def apply_update(state: TrainingState, measure: bool = False) -> float | None:
     """Update the weights from their gradients, and the averages from the weights; call `finish_step` afterwards.
 
     The gradients are unscaled and known to be finite if there is a loss scaler, so its own check, which would
-    synchronise once more, is not needed.
+    synchronise once more, is not needed. With `measure`, return norm of the update / norm of the weights before it:
+    that copies the weights and transfers one number, so it is done at the steps that write a row.
     """
+    before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
     state.optimizer.step()
     state.averages.update(state.model, state.step + 1)
+    if not before:
+        return None
+    after = [p.detach() for p in state.model.parameters() if p.grad is not None]
+    size = torch.nn.utils.get_total_norm(before)
+    torch._foreach_sub_(before, after)
+    return float(torch.nn.utils.get_total_norm(before) / size)
 
 
 def finish_step(state: TrainingState) -> None:
@@ -190,9 +199,7 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
 
     Call it again when other components become trainable.
     """
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
-        torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
+    configure_cuda(recipe.runtime, device)
     if distributed.size > 1:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
         device_ids = [device.index] if device.type == "cuda" else None
@@ -204,6 +211,14 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     if recipe.runtime.compile and device.type == "cuda":
         return partial(torch.compile(encode_for_training), model)
     return partial(encode_for_training, model)
+
+
+def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
+    """Apply the settings that only concern CUDA. TF32 has two switches: matrix products, and cuDNN (GRU, LSTM)."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = runtime.tf32
+        torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
 
 
 class EncodeModule(nn.Module):

@@ -1,0 +1,103 @@
+"""Learning-rate search after an incident: short trials from one checkpoint, and the choice between them.
+
+A fixed reduction assumes that the cause is known. After a rewind the guard instead trains a few steps from the same
+checkpoint at each of several learning rates and continues with the one whose loss is lowest. The trials only choose the
+rate: each is undone by another rewind, and the position in the data never moves back, so a resumed run repeats them.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from pydantic import Field
+
+from arcuate.config import Settings
+
+MIN_STEPS = 10  # of a trial; with fewer steps left in the run there is no search
+_FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
+# Scores (log loss) that differ by less are equal. Short trials from the first weights favour learning rates that are
+# too high for a whole run, and late ones those that are too low, so ties are decided the other way.
+_TIE_AT_START, _TIE = 0.05, 0.03
+_EXPLODED = math.log(3.0)  # rise of log loss within a trial
+_MAX_NONFINITE = 3  # steps of a trial
+
+
+class SearchSettings(Settings):
+    """Trials at several learning rates after a rewind."""
+
+    enabled: bool = Field(True, description="Choose the learning rate after a rewind by trials; false = fixed factors.")
+    steps: int | None = Field(
+        None,
+        ge=MIN_STEPS,
+        le=100_000,
+        description="Steps per trial; null = a third of `guard.stuck.patience`, at least 20 and at most 200.",
+    )
+
+
+class LrSearch:
+    """Trials in progress: the scales to try, the scores so far, and the losses of the current trial."""
+
+    def __init__(self) -> None:
+        self.scales: list[float] = []  # of the learning rate, one per trial; empty = no search
+        self.scores: list[float] = []  # of the finished trials: median log loss of their second half
+        self.losses: list[float] = []  # log losses of the current trial
+        self.n_steps = 0  # per trial
+        self.n_nonfinite = 0  # of the current trial
+        self.lr_step: int | None = None  # step whose scheduled learning rate the trials have; None = their own
+        self.prefer_high = False  # which of two learning rates with equal scores is taken
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self.scales)
+
+    def start(self, scales: Sequence[float], n_steps: int, prefer_high: bool, lr_step: int | None = None) -> float:
+        """Start the first trial and return its scale.
+
+        With `lr_step` the trials have the learning rate of that step, at which the run failed: the rate at the
+        checkpoint may still be low enough for all of them.
+        """
+        self.reset()
+        self.scales, self.n_steps, self.prefer_high, self.lr_step = list(scales), n_steps, prefer_high, lr_step
+        return self.scales[0]
+
+    def reset(self) -> None:
+        """Forget all trials."""
+        self.scales, self.scores, self.losses = [], [], []
+        self.n_steps = self.n_nonfinite = 0
+        self.lr_step = None
+
+    def observe(self, log_loss: float | None) -> bool:
+        """Add a step of the current trial (None: not finite); return whether the trial is over."""
+        if log_loss is None:
+            self.n_nonfinite += 1
+        else:
+            self.losses.append(log_loss)
+        n = len(self.losses) + self.n_nonfinite
+        first, last = self.losses[: MIN_STEPS // 2], self.losses[-MIN_STEPS // 2 :]
+        exploded = len(self.losses) >= MIN_STEPS and median(last) > median(first) + _EXPLODED
+        failed = self.n_nonfinite >= _MAX_NONFINITE or exploded
+        if n < self.n_steps and not failed:
+            return False
+        self.scores.append(_FAILED if failed else median(self.losses[len(self.losses) // 2 :]))
+        self.losses, self.n_nonfinite = [], 0
+        return True
+
+    @property
+    def next_scale(self) -> float | None:
+        """The scale of the next trial; None after the last."""
+        return self.scales[len(self.scores)] if len(self.scores) < len(self.scales) else None
+
+    def choose(self) -> tuple[float, str]:
+        """Return the best scale and a description of all trials."""
+        limit = min(self.scores) + (_TIE if self.prefer_high else _TIE_AT_START)
+        best = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit]
+        chosen = max(best) if self.prefer_high else min(best)
+        trials = ", ".join(
+            f"{scale:.3g}: {'failed' if score == _FAILED else format(math.exp(score), '.3g')}"
+            for scale, score in sorted(zip(self.scales, self.scores, strict=True))
+        )
+        return chosen, trials
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
