@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
+from arcuate.jit import njit
 from arcuate.models.transducer import Transducer
 
 _JOINED = 1 << 21  # activations of the joiner computed at a time
