@@ -325,7 +325,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 def _ignore_signals(worker: int) -> None:
     """A signal to the process group is handled by training, which needs its workers to finish the step."""
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if number := getattr(signal, name, None):  # there is no SIGHUP on Windows
+        if number := getattr(signal, name, None):  # Windows lacks SIGHUP
             signal.signal(number, signal.SIG_IGN)
 
 

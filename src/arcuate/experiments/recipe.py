@@ -70,18 +70,14 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         tree, name, migrate = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
-        tree, migrate = resolve_recipe(name), _is_run_recipe(name)
+        tree, migrate = resolve_recipe(name), any(_is_run_recipe(place) for place, _ in _lineage(name))
     apply_overrides(tree, overrides)
     return parse_settings(Recipe, tree, name, migrate=migrate)
 
 
-def _is_run_recipe(name: str) -> bool:
+def _is_run_recipe(place: "Place") -> bool:
     """Whether a recipe belongs to a run folder, which an earlier version may have written."""
-    if name in recipe_names():
-        return False
-    path = Path(name)
-    folder = path if path.is_dir() else path.parent
-    return (folder / "recipe.yaml").is_file() and (folder / "environment.json").is_file()
+    return place.path is not None and place.path.with_name("environment.json").is_file()
 
 
 def run_recipe(run: Run) -> Recipe:
