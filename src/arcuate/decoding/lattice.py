@@ -15,7 +15,7 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.models.transducer import Transducer
 
 _JOINED = 1 << 21  # activations of the joiner computed at a time
