@@ -10,6 +10,7 @@ the healthy PER in spite of the sabotage are listed apart: there is nothing to d
 
 import argparse
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -117,14 +118,13 @@ def cure(case: Case, out: Path, root: Path, levels: dict[str, float]) -> None:
     folder = out / case.folder.relative_to(root)
     done = folder / "cure.json"
     if not done.exists() or read_json(done)["remedy"] != json.loads(json.dumps(case.remedy)):
-        import shutil
-
         shutil.rmtree(folder, ignore_errors=True)
         torch.set_num_threads(1)
         store, error = read_json(case.folder / "environment.json")["data"]["path"], None
         with patched(record["patch"]) if record["patch"] else nullcontext():
             try:
-                train_module.train(case.folder, store, folder, overrides=case.remedy)
+                if train_module.train(case.folder, store, folder, overrides=case.remedy).interrupted:
+                    raise SystemExit("interrupted")
             except UserError as stopped:
                 error = str(stopped)
         rates = [row["per"] for row in read_jsonl(folder / "metrics.jsonl") if row.get("per") is not None]
@@ -150,7 +150,8 @@ def report(cases: Sequence[Case], cured: bool) -> dict[str, Any]:
         bad = [c for c in members if not c.harmless]
         first, three = [c.named(1) for c in bad], [c.named(3) for c in bad]
         line = f"| {kind} | {len(members)} | {len(members) - len(bad)} | {share(first)} | {share(three)} |"
-        treated = [c.cured is not None and c.cured <= WITHIN for c in bad if c.kind == "settings"]
+        tried = [c for c in bad if c.kind == "settings" and (c.cured is not None or c.cured_error or not c.remedy)]
+        treated = [c.cured is not None and c.cured <= WITHIN for c in tried]
         if cured:
             line += f" {share(treated) if kind == 'settings' else ''} |"
         print(line)
@@ -184,18 +185,23 @@ def main() -> None:
     parser.add_argument("--arm", default="off", help="off or guard")
     parser.add_argument("--only", help="names of sabotages, separated by commas")
     parser.add_argument("--cure", type=Path, help="train the remedies into this folder")
+    parser.add_argument("--table", action="store_true", help="with --cure: only summarise finished runs")
     parser.add_argument("--blind", action="store_true", help="without the packaged recipe of the runs")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
     parser.add_argument("--json", type=Path, help="file for the cases")
     args = parser.parse_args()
     levels = healthy_levels(args.sabotage)
-    files = sorted(args.sabotage.glob(f"*/*/seed-*/{args.arm}/sabotage.json"))
+    found = args.sabotage.glob(f"*/*/seed-*/{args.arm}/sabotage.json")
+    files = sorted(found, key=lambda file: (file.parts[-3], file.parts[-5], file.parts[-4]))
     folders = [f.parent for f in files if f.parts[-5] in levels and f.parts[-4] != "healthy"]
     folders = [f for f in folders if args.only is None or f.parts[-3] in args.only.split(",")]
+    folders = [f for f in folders if int(f.parts[-2].removeprefix("seed-")) < args.seeds]
     with patch.object(doctor_read, "packaged_parent", lambda recipe: None) if args.blind else nullcontext():
         cases = [examine(folder, levels) for folder in folders]
     if args.cure:
         for case in cases:
-            if not case.harmless and case.remedy and case.kind != "data":
+            finished = (args.cure / case.folder.relative_to(args.sabotage) / "cure.json").exists()
+            if not case.harmless and case.remedy and case.kind != "data" and (finished or not args.table):
                 cure(case, args.cure, args.sabotage, levels)
                 print(f"{case.folder}: {_points(case.relative)} -> {_points(case.cured)} {case.cured_error or ''}",
                       flush=True)  # fmt: skip

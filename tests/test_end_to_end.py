@@ -10,6 +10,7 @@ import torch
 
 import arcuate as package
 from arcuate.data.store import Store
+from arcuate.run import Run
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
 
@@ -103,6 +104,13 @@ def test_a_run_is_decoded_to_words(run: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "hyps.jsonl").read_text().splitlines()]
     assert len(rows) == result["n_trials"] and result["n_words"] > 0 and result["lm_order"] == 1
     assert result["wer"] == pytest.approx(sum(r["errors"] for r in rows) / result["n_words"])
+    kept = Run(run).results_file("val", "words")
+    assert kept.read_bytes() == (tmp_path / "hyps.jsonl").read_bytes()
+    summary = json.loads(kept.with_suffix(".json").read_text())
+    assert (summary["wer"], summary["split"], summary["selected_on"]) == (result["wer"], "val", "val")
+    assert isinstance(summary["step"], int)
+    page = Path(one_object(arcuate("report", run, "--json").stdout)["report"]).read_text("utf-8")
+    assert "Decoded sentences" in page and "Word error rate" in page
 
 
 def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None:

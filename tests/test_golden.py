@@ -82,6 +82,9 @@ def test_evaluate(folder, run):
     assert result["per"] == pytest.approx(expected["per"], abs=1e-6)
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert (result["n_scored"], result["n_tokens"]) == (expected["n_scored"], expected["n_tokens"])
+    if run == "run-ssm":  # several stages: the loss of the checkpoint's own stage, as logged by its validation
+        _, logged = last_rows(folder / run)
+        assert result["loss"] == pytest.approx(logged["loss"], rel=1e-4)
 
 
 def test_resume_after_sigterm(folder):

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.ablation import report_ablation as report_ablation
     from arcuate.insight.comparison import compare as compare
+    from arcuate.insight.doctor import Remedy as Remedy
+    from arcuate.insight.doctor import check_data as check_data
     from arcuate.insight.doctor import diagnose as diagnose
+    from arcuate.insight.doctor import try_remedy as try_remedy
+    from arcuate.insight.doctor import write_remedy as write_remedy
     from arcuate.insight.drift import write_drift as write_drift
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
@@ -48,6 +52,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Recipe": "experiments.recipe",
+    "Remedy": "insight.doctor",
     "Run": "run",
     "Store": "data.store",
     "StreamingDecoder": "live.decoder",
@@ -56,6 +61,7 @@ _HOMES = {
     "average": "experiments.average",
     "bench_live": "live.bench",
     "calibrate": "experiments.calibrate",
+    "check_data": "insight.doctor",
     "combine": "evaluation.combine",
     "compare": "insight.comparison",
     "decode": "evaluation.decode",
@@ -77,9 +83,11 @@ _HOMES = {
     "sweep": "experiments.sweep",
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
+    "try_remedy": "insight.doctor",
     "tune": "evaluation.tune",
     "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
+    "write_remedy": "insight.doctor",
     "write_report": "insight.report",
 }
 

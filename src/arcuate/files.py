@@ -310,26 +310,37 @@ def fields_to_dict(result: Any, *omit: str) -> dict[str, Any]:
     return {name: to_json_value(value) for name, value in vars(result).items() if name not in omit}
 
 
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text; a path that is not UTF-8 is written with escapes, which read back as the same path."""
+    plain = to_json_value(value)
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent)
+    is_valid = text.isascii() or not _SURROGATES.search(text)
+    return text if is_valid else json.dumps(plain, allow_nan=False, indent=indent)
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
 def to_json_line(value: Any) -> str:
-    return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+    return _to_json(value)
 
 
 def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as stream:
-        stream.write(text.encode("utf-8"))
+        stream.write(text.encode("utf-8", "backslashreplace"))  # parts of paths that are not UTF-8
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    write_text(path, _to_json(value, indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(to_json_line(row) + "\n" for row in rows))
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(to_json_line(row) + "\n")
+        file.write("".join(to_json_line(row) + "\n" for row in rows))
 
 
 def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -339,7 +350,6 @@ def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 _FREE_BYTES = 2**26  # always accepted
 _MAX_EXPANSION = 100  # bytes per stored byte; recordings and scores have up to 20
-_PLAIN_KINDS = "biufUS"
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
@@ -371,20 +381,39 @@ def check_expansion(n_bytes: int, n_packed: int) -> None:
         raise ValueError(f"{n_packed:,} bytes expand to {n_bytes:,}, which is not plausible")
 
 
+_NPY_HEADER = re.compile(
+    r"\s*\{\s*'descr':\s*'([^']{1,12})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([\d,\s]{0,200})\),?\s*\}\s*"
+)
+
+
 def _read_npy(stream: IO[bytes], n_bytes: int) -> np.ndarray:
-    version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"unknown array format {version}")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = read_header(stream)
+    """One array. Its header is a Python expression, which is matched and not evaluated."""
+    start = stream.read(10)
+    if start[:6] != b"\x93NUMPY" or start[6:8] not in (b"\1\0", b"\2\0"):
+        raise ValueError("it holds something that is not an array")
+    more = stream.read(2) if start[6] == 2 else b""
+    header = stream.read(min(int.from_bytes(start[8:10] + more, "little"), 10_000)).decode("latin-1")
+    if (found := _NPY_HEADER.fullmatch(header)) is None:
+        raise ValueError(f"an array has the header {header.strip()[:80]!r}")
+    dtype, fortran_order = _plain_dtype(found[1]), found[2] == "True"
+    shape = tuple(int(n) for n in found[3].split(",") if n.strip())
     n_values = math.prod(shape)
-    if dtype.kind not in _PLAIN_KINDS or min(shape, default=0) < 0 or (not dtype.itemsize and n_values):
-        raise ValueError(f"an array holds {dtype} of shape {shape}, not numbers or text")
+    if len(shape) > 32 or n_values >= 2**62:
+        raise ValueError(f"an array has the shape {shape}")
     content = stream.read()
     if len(content) != n_values * dtype.itemsize or len(content) > n_bytes:
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
     array = np.frombuffer(content, dtype) if content else np.zeros(n_values, dtype)
     return array.reshape(shape, order="F" if fortran_order else "C")
+
+
+def _plain_dtype(code: str) -> np.dtype[Any]:
+    if not re.fullmatch(r"[<>=|]?(?:b1|[iuf]\d{1,2}|[US]\d{1,6})", code):
+        raise ValueError(f"an array holds {code}, not numbers or text")
+    try:
+        return np.dtype(code)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -425,6 +454,20 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     except ImportError:
         raise UserError("tables need pandas; install it with: pip install pandas") from None
     return pandas.DataFrame(list(rows))
+
+
+TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
+_ERRNO = re.compile(r"errno = (\d+)")  # in messages of HDF5
+
+
+def check_resources(error: BaseException, path: Path) -> None:
+    """Raise UserError if reading `path` failed because files or memory ran out, which says nothing about the file."""
+    found = _ERRNO.search(str(error))
+    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
+    if number in (errno.EMFILE, errno.ENFILE):
+        raise UserError(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
+    if number == errno.ENOMEM:
+        raise UserError(f"{path} cannot be opened: not enough memory; close other programs") from error
 
 
 def describe_error(error: Exception) -> str:

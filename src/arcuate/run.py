@@ -13,9 +13,10 @@ from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, wri
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 _INITIAL_FILES = {  # content of a run folder before the first step
-    *(*RUN_FILES, "incidents.jsonl", "modes.jsonl", ".lock"),
+    *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
     *("checkpoints", "results", "tensorboard", "wandb"),
 }
+WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
@@ -40,6 +41,7 @@ class Run:
     environment_file = _PathInRun("environment.json")
     metrics_file = _PathInRun("metrics.jsonl")
     incidents_file = _PathInRun("incidents.jsonl")
+    predictions_file = _PathInRun("predictions.jsonl")  # a few trials of every validation
     modes_file = _PathInRun("modes.jsonl")
     lock_file = _PathInRun(".lock")
     checkpoints = _PathInRun("checkpoints")
@@ -116,6 +118,7 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
     run.checkpoints.mkdir(exist_ok=True)
     run.metrics_file.touch()
     run.incidents_file.touch()
+    run.predictions_file.touch()
     write_json(run.environment_file, environment)
     write_text(run.recipe_file, to_yaml(recipe))
     return run

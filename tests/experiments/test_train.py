@@ -42,8 +42,8 @@ def test_the_result_is_accepted_as_a_run(cohort_store: Path, tmp_path: Path) -> 
     assert arcuate.evaluate(result, split="val").metrics.per == pytest.approx(result.best_per)
     assert (result.steps, result.interrupted, result.signal) == (4, False, None)
     assert set(result.to_dict()) == {
-        *("run", "recipe", "n_parameters", "steps", "best_per", "best_step", "selected_on", "rewinds"),
-        "seconds",
+        *("run", "recipe", "n_parameters", "steps", "best_per", "best_wer", "best_step", "selected_on", "rewinds"),
+        *("seconds", "target"),
     }
 
 

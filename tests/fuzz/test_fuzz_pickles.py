@@ -89,8 +89,8 @@ def _read_checkpoint(content: bytes, folder: Path) -> None:
 
 def test_generated_pickles(tmp_path: Path) -> None:
     rng = random.Random(1)
-    inputs = [random_pickle(rng) for _ in range(count(1200, 40_000))]
-    fuzz(_read_pickle, inputs, tmp_path).check(minimum_refused=0.6)
+    inputs = [random_pickle(rng) for _ in range(count(1200, 20_000))]
+    fuzz(_read_pickle, inputs, tmp_path / "pickles").check(minimum_refused=0.6)
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:
@@ -99,4 +99,4 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     for is_zip in (True, False):
         torch.save(content, tmp_path / "seed", _use_new_zipfile_serialization=is_zip)
         seeds.append((tmp_path / "seed").read_bytes())
-    fuzz(_read_checkpoint, damaged(seeds, 300, 10_000), tmp_path).check(minimum_refused=0.2)
+    fuzz(_read_checkpoint, damaged(seeds, 300, 6000), tmp_path / "checkpoints").check(minimum_refused=0.2)

@@ -11,7 +11,7 @@ from arcuate.errors import UserError
 from arcuate.insight.ledger import escape_markdown, write_ledger
 from arcuate.insight.runs import find_runs, list_runs
 from support.cli import NO_TORCH, assert_refused
-from support.fabricate_runs import make_run, write_val
+from support.fabricate_runs import make_run, write_val, write_words
 from support.forking import arcuate
 
 
@@ -265,3 +265,123 @@ def test_a_relative_source_of_weights_is_found_from_any_folder(tmp_path: Path, m
     monkeypatch.chdir(tmp_path / "runs" / "z")
     row = rows_of(tmp_path / "runs")["b"]
     assert (row["parent"], row["parent_kind"]) == ("a", "weights")
+
+
+# Parents, targets, words and the summary over all runs
+
+
+def test_run_of_the_recipe_it_extends_is_the_parent_before_a_similar_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "base", ["name=base-recipe", "encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=0)
+    make_run(tmp_path / "similar", ["name=other"], minute=1)
+    names = ["child-recipe", "base-recipe", "tiny"]
+    make_run(tmp_path / "child", ["name=child-recipe", "schedule.peak_lr=0.02"], minute=2, lineage=names)
+    row = rows_of(tmp_path)["child"]
+    assert (row["parent"], row["parent_kind"]) == ("base", "extends")
+    assert {change["path"] for change in row["changes"]} == {"encoder.dropout", "schedule.peak_lr"}
+    assert "base, a run of the recipe that it extends" in write_ledger(tmp_path)
+
+
+def test_stated_parent_precedes_everything_that_is_chosen(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", ["encoder.dropout=0.5"], minute=0)
+    make_run(tmp_path / "b", ["encoder.dropout=0.1"], minute=1)
+    make_run(tmp_path / "c", ["encoder.dropout=0.1", "compare_with=a"], minute=2)
+    make_run(tmp_path / "d", [f"compare_with={tmp_path / 'b'}"], minute=3)
+    make_run(tmp_path / "e", ["compare_with=nowhere"], minute=4)
+    rows = rows_of(tmp_path)
+    assert [(rows[name]["parent"], rows[name]["parent_kind"]) for name in "cde"] == [
+        ("a", "stated"),
+        ("b", "stated"),
+        ("nowhere", "stated"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["ema.warmup=false"], []),
+        (["transducer.width=64"], []),
+        (["validate.beam=50"], ["validate.words=true"]),
+        (["augment.time_masks.probability=0.5"], []),
+        (["session_schedule={kind: constant, lr: 0.01}", "schedule={kind: constant, lr: 0.01}"],
+         ["schedule={kind: constant, lr: 0.01}"]),
+    ],
+)  # fmt: skip
+def test_settings_that_resolve_to_the_same_behaviour_are_not_changes(
+    tmp_path: Path, before: list[str], after: list[str]
+) -> None:
+    make_run(tmp_path / "a", before, minute=0)
+    make_run(tmp_path / "b", [*after, "compare_with=a"], minute=1)
+    assert rows_of(tmp_path)["b"]["changes"] == []
+
+
+def test_precision_that_falls_back_is_not_a_change(tmp_path: Path) -> None:
+    bf16 = "train.precision.kind=bf16"
+    make_run(tmp_path / "a", minute=0, precision="fp32")
+    make_run(tmp_path / "b", [bf16, "compare_with=a"], minute=1, precision="fp32")
+    make_run(tmp_path / "c", [bf16, "compare_with=a"], minute=2, precision="bf16")
+    rows = rows_of(tmp_path)
+    assert rows["b"]["changes"] == []
+    assert [change["path"] for change in rows["c"]["changes"]] == ["train.precision.kind"]
+
+
+def test_diary_says_whether_targets_were_met(tmp_path: Path) -> None:
+    target = "target={per: 0.3, by_step: 500}"
+    make_run(tmp_path / "good", ["purpose=Lower noise should help", target], per=0.2, minute=0)
+    make_run(tmp_path / "bad", [target], per=0.5, minute=1)
+    early = make_run(tmp_path / "early", ["target={per: 0.01}"], per=0.5, minute=2)
+    early.metrics_file.write_text("".join(early.metrics_file.read_text().splitlines(keepends=True)[:20]))
+    text, rows = write_ledger(tmp_path), rows_of(tmp_path)
+    assert [rows[name]["target"]["status"] for name in ("good", "bad", "early")] == ["met", "missed", "open"]
+    assert "**Purpose:** Lower noise should help." in text
+    assert "PER ≤ 30.0 % by step 500: **met**" in text and "**missed** (best PER" in text
+    assert "**open, the run is not finished**" in text
+
+
+def test_target_for_words_is_judged_by_what_was_decoded_later(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ["target={wer: 0.1}"])
+    assert rows_of(tmp_path)["a"]["target"]["status"] == "missed"
+    write_words(run, 0.09)
+    row = rows_of(tmp_path)["a"]
+    assert (row["target"]["status"], row["target"]["step"]) == ("met", 600)
+
+
+def test_wer_stands_beside_per(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", per=0.2)
+    make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.3, minute=1)
+    write_words(run, 0.0914)
+    row, text = rows_of(tmp_path)["a"], write_ledger(tmp_path)
+    assert row["best_wer"] == row["words"]["val"]["wer"] == 0.0914 and "val.words" not in row["results"]
+    assert "decoded to words on val: WER 9.1 % (7.1 % to 11.1 %), language model small 3-gram" in text
+    assert "| 9.1 % |" in text
+    assert "Lowest WER: a, 9.1 % on val" in text
+    shown = arcuate("runs", tmp_path).stdout
+    assert "WER" in shown and "9.1 %" in shown
+
+
+def test_best_results_are_ranked_within_a_data_set(tmp_path: Path) -> None:
+    for i, per in enumerate((0.3, 0.1, 0.2)):
+        make_run(tmp_path / f"r{i}", [f"encoder.dropout=0.{i}"], per=per, minute=i)
+    other = {"path": "/x", "hashes": {"train": "f" * 64}, "sessions": []}
+    make_run(tmp_path / "elsewhere", per=0.01, minute=5, data=other)
+    text = write_ledger(tmp_path)
+    first = text.split("## Best results so far, data set 1")[1].split("##")[0]
+    assert [line.split(":")[0] for line in first.strip().splitlines()] == ["1. r1", "2. r2", "3. r0"]
+    assert "1. elsewhere" in text.split("## Best results so far, data set 2")[1]
+
+
+def test_summary_of_what_helped(tmp_path: Path) -> None:
+    """Only significant differences between finished runs count."""
+    make_run(tmp_path / "a", per=0.3, minute=0)
+    make_run(tmp_path / "b", ["encoder.dropout=0.1"], per=0.2, minute=1)
+    make_run(tmp_path / "c", ["augment.white_noise_sd=0.9", "compare_with=a"], per=0.45, minute=2)
+    make_run(tmp_path / "d", ["augment.offset_sd=0.3", "compare_with=a"], per=0.3, minute=3, seed=5)
+    stopped = make_run(tmp_path / "e", ["encoder.width=64", "compare_with=a"], per=0.05, minute=4)
+    stopped.metrics_file.write_text("".join(stopped.metrics_file.read_text().splitlines(keepends=True)[:20]))
+    text = write_ledger(tmp_path).split("## What helped and what did not")[1].split("\n## ")[0]
+    helped, rest = text.split("**Made it worse:**")
+    worse, unclear = rest.split("**Made no significant difference:**")
+    assert "**Helped:**" in helped and "encoder.dropout 0.2 → 0.1" in helped and "b against a" in helped
+    assert "augment.white_noise_sd 0.5 → 0.9" in worse and "c against a" in worse
+    assert "augment.offset_sd 0.2 → 0.3" in unclear
+    assert "encoder.width" not in text
+    assert "Holm-adjusted for 3 comparisons" in text

@@ -25,6 +25,7 @@ from arcuate.insight.report import write_report
 from arcuate.insight.report.errors import EXAMPLE_WORDS, PHONEME_ORDER
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
+from support.fabricate_runs import write_words
 from support.pages import Outline, check_page
 
 WORDS = {
@@ -493,3 +494,25 @@ def test_beam_search_is_stated_with_the_result(tmp_path: Path) -> None:
     assert "decoded with" not in report(run)[0]
     write_json(path, {**json.loads(path.read_text()), "search": "beam", "beam": 20, "head": "ctc"})
     assert "decoded with beam size 20" in report(run)[0]
+
+
+def test_words_stand_beside_phonemes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    page, outline = report(run)
+    assert "sentences" not in outline.ids and "Word error rate" not in page
+    write_words(run, 0.333)
+    page, outline = report(run)
+    assert "sentences" in outline.ids
+    assert "Word error rate <b>33.3\u202f%</b>" in page and "small 3-gram" in page
+    section = page.split('id="sentences"')[1].split("<section")[0]
+    assert 'class="chip sub"' in section and 'class="chip del"' in section and "<b>two</b>" in section
+    assert "<b>controversial" not in page  # text is escaped
+    assert "Example decodings" in page and "val.words" not in page
+
+
+def test_wer_of_the_log_is_drawn(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", split=None)
+    rows = [row | ({"wer": 0.4} if row["split"] == "dev" else {}) for row in run.metrics()]
+    write_jsonl(run.metrics_file, rows)
+    page, _ = report(run)
+    assert "Word error rate over steps; lowest 40.0" in page and "Best word error rate in the log" in page

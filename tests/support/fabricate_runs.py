@@ -60,6 +60,23 @@ def write_log(run: Run, per: float) -> None:
         append_jsonl(run.metrics_file, {"step": step, "split": "val", "loss": 2 * rate, "per": float(rate)})
 
 
+def write_words(run: Run, wer: float, split: str = "val", step: int = 600) -> None:
+    """What `arcuate decode` keeps in a run folder: two sentences and their summary."""
+    rows = [
+        {"id": "s1/val/0001", "reference": "Bring it closer.", "text": "bring it closer", "errors": 0, "n_words": 3},
+        {
+            "id": "s1/val/0002",
+            "reference": "not too <b>controversial</b>",
+            "text": "not two",
+            "errors": 2,
+            "n_words": 3,
+        },
+    ]
+    write_jsonl(run.results_file(split, "words"), rows)
+    summary = {"wer": wer, "wer_low": wer - 0.02, "wer_high": wer + 0.02, "lm": "small 3-gram", "n_trials": 2}
+    write_json(run.results_file(split, "words", "json"), summary | {"split": split, "step": step})
+
+
 def write_val(
     run: Run,
     per: float,

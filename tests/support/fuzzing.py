@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arcuate.errors import UserError
-from support.counts import count
+from support.counts import THOROUGH, count
 
 MAX_SECONDS = 20
 MAX_BYTES = 2 * 2**30
@@ -80,6 +80,8 @@ def fuzz(read: Callable[[bytes, Path], object], inputs: Iterable[bytes], folder:
     position = 0
     while position < len(contents):
         position = _run_child(read, contents, position, folder, outcomes)
+    if THOROUGH:
+        print(f"\nfuzz {folder.name}: {outcomes.total} inputs, {dict(outcomes.counts)}")
     return outcomes
 
 

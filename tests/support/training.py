@@ -22,6 +22,15 @@ def make_recipe(*overrides: str) -> Recipe:
     return load_recipe("tiny", [*DETERMINISTIC, *overrides])
 
 
+def small_overrides(name: str) -> list[str]:
+    """Overrides that shrink any packaged recipe to the small cohort, with stages of one step."""
+    recipe = load_recipe(name)
+    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "runtime.device=auto"]
+    small += ["encoder.n_heads=2"] if recipe.encoder.kind == "transformer" else []
+    small += ["data.batching.n_trials=2" if recipe.data.batching.kind == "sessions" else "data.batching.batch_size=4"]
+    return small + [f"stages.{s.name}.{value}" for s in recipe.stages for value in ("epochs=null", "steps=1")]
+
+
 def make_state(store: Store, recipe: Recipe, folder: Path, precision: str = "fp32") -> TrainingState:
     model = build_model(recipe, store, select(store, recipe.data, recipe.front_end.patch.count_frames))
     return TrainingState(model, recipe, create_run(folder, recipe, {}), precision)

@@ -15,7 +15,7 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl, write_json, write_text
 from arcuate.run import find_checkpoint
-from arcuate.training.checkpoint import add_checksum, link, load_checkpoint, repair_best_links
+from arcuate.training.checkpoint import Best, add_checksum, link, load_checkpoint, repair_best_links
 from arcuate.training.environment import Distributed
 from arcuate.training.start import Start, absolute_parent, resume, split_parent, start_from, start_run
 from arcuate.training.state import TrainingState
@@ -33,7 +33,7 @@ def save_at(state: TrainingState, step: int, value: float, per: float | None = N
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.fill_(value)
-    improved = per is not None and state.best.update(step, per, None, state.position)
+    improved = per is not None and state.best.update(Best(step, per, None, state.position))
     folder = state.run.checkpoints / state.save(scheduled)
     if improved:
         link(state.run, "best", folder)

@@ -12,9 +12,11 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import train
 from arcuate.models.io import load_model
-from arcuate.run import Run
+from arcuate.progress import Progress
+from arcuate.run import Run, create_run
 from arcuate.training.config import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
+from arcuate.training.start import check_same_recipe
 from support.counts import count
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
@@ -27,10 +29,10 @@ SMALL = [
 STEPS = ["stages.ctc.steps=4", "stages.1.steps=4", "stages.mode.steps=3", "stages.3.steps=3"]
 
 
-def train_stages(store: Path, run: Path, *more: str) -> Path:
+def train_stages(store: Path, run: Path, *more: str, progress: Progress | None = None) -> Path:
     display = TrainingDisplay()
     overrides = [*SMALL, *STEPS, *more]
-    train("mode-ssm-small", store, run, overrides=overrides, callbacks=[display], progress=display.report)
+    train("mode-ssm-small", store, run, overrides=overrides, callbacks=[display], progress=progress or display.report)
     return run
 
 
@@ -73,12 +75,14 @@ def test_run_without_the_denoise_stage(cohort_store: Path, tmp_path: Path) -> No
     assert load_model(run / "checkpoints" / "last").denoiser is None
 
 
-def test_runs_whose_stages_had_no_requirement_are_resumed(cohort_store: Path, tmp_path: Path) -> None:
-    run = Run(train_stages(cohort_store, tmp_path / "run", "train.steps=5"))
+def test_runs_whose_stages_had_no_requirement_are_resumed(tmp_path: Path) -> None:
+    recipe = load_recipe("mode-ssm-small")
+    run = create_run(tmp_path / "run", recipe, {})
     lines = run.recipe_file.read_text().splitlines(keepends=True)
     run.recipe_file.write_text("".join(line for line in lines if "requires:" not in line))
-    overrides = [*SMALL, *STEPS, "train.steps=5"]
-    assert train("mode-ssm-small", cohort_store, run, overrides=overrides, resume=True).steps == 5
+    check_same_recipe(run, recipe)
+    with pytest.raises(UserError, match="stages"):
+        check_same_recipe(run, load_recipe("mode-ssm-small", ["denoiser.enabled=false"]))
 
 
 def test_epochs_are_converted_to_steps() -> None:
@@ -223,10 +227,12 @@ def test_optimizer_state_is_transferred(cohort_store: Path, tmp_path: Path) -> N
 def test_stage_ends_early_without_improvement(
     cohort_store: Path, tmp_path: Path, messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    reported: list[tuple[str, int, int]] = []
     run = train_stages(
         cohort_store, tmp_path / "run",
         *("stages.0.patience=1", "stages.0.min_improvement=0.99", "stages.0.steps=40"),
         *("train.validate_every=2", "train.log_every=3"),
+        progress=lambda done, total, activity: reported.append((activity, done, total)),
     )  # fmt: skip
     rows = rows_of(run, "val")
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
@@ -241,7 +247,7 @@ def test_stage_ends_early_without_improvement(
     assert ends[0].endswith("; next stage: transducer")
     assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
     assert "without" not in ends[1] and "next" not in ends[3]
-    assert "14/14" in shown  # the bar ends where the run does
+    assert reported[-1] == ("training", 14, 14)  # the bar ends where the run does
 
 
 def test_schedules_span_the_run_or_the_stage(cohort_store: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SMALL = [
 
 def fp16_state(store: Store, folder: Path, *overrides: str, **scaler: float) -> TrainingState:
     state = make_state(store, make_recipe(*SMALL, *overrides), folder, "fp16")
-    state._fp16_scaler = torch.amp.GradScaler("cpu", **scaler)  # type: ignore[arg-type]
+    state.set_scaler(torch.amp.GradScaler("cpu", **scaler))  # type: ignore[arg-type]
     return state
 
 

@@ -12,9 +12,8 @@ from arcuate.training.environment import Distributed
 from arcuate.training.modes import Modes
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step
 from support.devices import DeviceTensor, counted_reads, on_device
-from support.training import make_state, planned_batches
+from support.training import make_state, planned_batches, small_overrides
 
-SMALL = ["encoder.width=16", "data.channels=null", "data.workers=0", "runtime.device=auto"]
 MASKED = [
     "augment={gain_sd: 0.1, white_noise_sd: 0.1, offset_sd: 0.1, random_walk_sd: 0.1, random_cut: 3, speckle: 0.1}",
     "augment.time_masks={n_masks: 2, max_bins: 5}",
@@ -32,11 +31,7 @@ CASES = {
 def test_one_read_per_step(case: str, cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
     name = case.split(" ")[0]
-    recipe = load_recipe(name)
-    size = ["encoder.n_heads=2"] if recipe.encoder.kind == "transformer" else []
-    size += ["data.batching.n_trials=2" if recipe.data.batching.kind == "sessions" else "data.batching.batch_size=4"]
-    size += [f"stages.{s.name}.{value}" for s in recipe.stages for value in ("epochs=null", "steps=1")]
-    recipe = load_recipe(name, [*SMALL, *size, *CASES[case]])
+    recipe = load_recipe(name, [*small_overrides(name), *CASES[case]])
     state, planned = make_state(store, recipe, tmp_path / "run"), planned_batches(store, recipe)
     if state.model.mode is not None:
         state.modes = Modes({t.id: 0.5 for t in planned.trials})

@@ -433,11 +433,17 @@ def test_wandb_has_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path
         *(f"stages.{i}.steps=4" for i in range(4)),
     ]
     asked = ["train", "mode-ssm-small", "--data", cohort_store, "--run", tmp_path / "run", *small]
-    done = arcuate(*asked, "track.wandb.enabled=true")
+    words = ["validate.words=true", f"validate.lm={Path(__file__).parents[1] / 'golden' / 'words.alm'}"]
+    done = arcuate(*asked, *words, "track.wandb.enabled=true")
     assert done.returncode == 0, done.stderr
     rows = history(tmp_path / "run")
     stages = {int(r["train/stage"]): {k for k in r if k.startswith("train/loss_")} for r in rows if "train/stage" in r}
     names = [f"train/loss_{head}" for head in ("ctc", "rnnt", "mode", "denoise")]
     assert stages == {i: set(names[: i + 1]) for i in range(4)}
-    assert all("val/mode_accuracy" in r for r in rows if "val/per" in r)
+    validated = [r for r in rows if "val/per" in r]
+    assert len(validated) == 4 and all({"val/mode_accuracy", "val/wer", "epoch"} <= r.keys() for r in validated)
+    logged = [r for r in Run(tmp_path / "run").metrics() if r["split"] == "val"]
+    assert [(r["val/wer"], r["epoch"]) for r in validated] == [(r["wer"], r["epoch"]) for r in logged]
+    epochs = [r["epoch"] for r in rows if "train/loss" in r]
+    assert epochs == sorted(epochs) and epochs[-1] > epochs[0] > 0
     assert not any(key.endswith("non_finite_values") for r in rows for key in r)

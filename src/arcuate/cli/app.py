@@ -21,7 +21,7 @@ COMMANDS = (  # in the order of the workflow; every command has a module of its 
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "live", "bench"),
-    *("doctor", "runs", "compare", "ledger", "lm", "import"),
+    *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
 )
 
 SPLITS = ("val", "test", "dev", "train")

@@ -22,6 +22,7 @@ from arcuate.cli.app import (
 )
 from arcuate.cli.console import emit_json, progress
 from arcuate.cli.console import out as stdout
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 @app.command()
 def decode(
     scores: ScoresPath,
-    out: Annotated[Path, typer.Option("--out", help="JSON lines to write, one per trial.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="JSON lines to write, one per trial; by default in the folder of a run."),
+    ] = None,
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
     beam: Beam = None,
@@ -59,6 +63,10 @@ def decode(
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
+    if out is None and not scores.is_dir():
+        raise UserError(
+            "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
+        )
     with progress("loading") as report:
         transcription = decode_words(
             scores,

@@ -23,7 +23,7 @@ def runs(
         bool, typer.Option("--json", help="Print the runs as a JSON list on one line on stdout.")
     ] = False,
 ) -> None:
-    """List runs: verdict, best PER, steps, and changes relative to the parent run."""
+    """List runs: verdict, best PER, WER, steps, target, and changes relative to the parent run."""
     from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
@@ -31,9 +31,9 @@ def runs(
     if as_json:
         emit_json(found.to_dicts())
         return
-    head = ("run", "verdict", "best PER", "steps")
+    head = ("run", "verdict", "best PER", "WER", "steps", "target")
     # one line per run with its changes below, because names and settings are long
-    table = [head, *((e.name, _verdict(e), _best(e), _steps(e)) for e in found)]
+    table = [head, *((e.name, _verdict(e), _best(e), _wer(e), _steps(e), _target(e)) for e in found)]
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     narrow = sum(widths) + 2 * len(widths) > out.width
     for i, line in enumerate(table):
@@ -56,6 +56,14 @@ def _verdict(entry: "RunEntry") -> str:
 def _best(entry: "RunEntry") -> str:
     step = entry.logged.best_step
     return percent(entry.logged.best_per) + (f" at {step}" if step is not None else "")
+
+
+def _wer(entry: "RunEntry") -> str:
+    return percent(entry.best_wer[0]) if entry.best_wer else "–"
+
+
+def _target(entry: "RunEntry") -> str:
+    return entry.target.status if entry.target else "–"
 
 
 def _steps(entry: "RunEntry") -> str:

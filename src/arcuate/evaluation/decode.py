@@ -25,11 +25,21 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.files import DECODINGS, OutputKind, check_writable, fields_to_dict, to_frame, write_jsonl
+from arcuate.files import (
+    DECODINGS,
+    OutputKind,
+    atomic_group,
+    check_writable,
+    fields_to_dict,
+    read_json,
+    to_frame,
+    write_json,
+    write_jsonl,
+)
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
-from arcuate.run import RunLike, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,7 +205,8 @@ def decode(
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
     transducer or both (default: both if the transducer was trained). `out`: write one JSON line per trial with its
-    n-best list.
+    n-best list. For a run, the same lines and their summary are kept in the run folder, as results/<split>.words.jsonl
+    and .json, where report, ledger and list of runs find them.
 
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
@@ -207,6 +218,9 @@ def decode(
     head = "ctc" if llm is not None else head
     scorer = None if llm is None else _load_scorer(Path(llm))
     target = None if out is None else Path(out)
+    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
+    if kept is not None:
+        check_writable(kept.results_file(split, WORDS_LABEL), kind=DECODINGS)
     task = open_task(
         TrialSource(source, references, split, data, head, checkpoint),
         SearchSource(lexicon, lm, config, beam, threshold, words),
@@ -227,10 +241,12 @@ def decode(
         summarise_transcripts(transcripts, task.description.lm),
         task.description,
         _tuned_on(task),
-        target,
+        kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
     )
     if target is not None:
         write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+    if kept is not None:
+        _keep_in_run(kept, split, checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
         logger.info(
             f"{n} trials have no hypothesis: classes of probability 0 rule out every word sequence; their text is empty"
@@ -238,6 +254,18 @@ def decode(
     if warning := transcription.metrics.words.leakage_warning:
         logger.info(warning)
     return transcription
+
+
+def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcription) -> None:
+    """Write the lines and their summary into the run folder; the latest decoding of a split replaces the one before."""
+    folder = find_checkpoint(run, checkpoint)
+    state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
+    selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
+    origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
+    files = (run.results_file(split, WORDS_LABEL, ending) for ending in ("jsonl", "json"))
+    with atomic_group(*files) as (rows_file, summary_file):
+        write_jsonl(rows_file, (t.to_row(transcription.search.lm) for t in transcription.transcripts))
+        write_json(summary_file, transcription.to_dict() | origin)
 
 
 def _load_scorer(path: Path) -> "CausalPrefixScorer":

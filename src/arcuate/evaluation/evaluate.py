@@ -27,7 +27,7 @@ from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
 from arcuate.training.curriculum import stage_loss
@@ -272,6 +272,8 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     """Check the label and the file of frame scores before any work is done."""
     if label is not None and not label.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"--label {label!r} may contain only letters, digits, - and _")
+    if label == WORDS_LABEL:
+        raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
         raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
     check_writable(scores, kind=FRAME_SCORES)

@@ -32,6 +32,7 @@ from arcuate.config import (
 )
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
+from arcuate.experiments.targets import Target
 from arcuate.files import fields_to_dict
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
@@ -45,6 +46,11 @@ class _Identity(Settings):
     )
     extends: str | None = Field(None, description="Recipe that this one inherits from.")
     summary: str = Field("", description="One line for `arcuate recipes list`.")
+    purpose: str = Field("", max_length=1000, description="Why the run is made: the question it is meant to answer.")
+    target: Target | None = Field(None, description="Success criteria of the run; null = none.")
+    compare_with: str | None = Field(
+        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = chosen."
+    )
     notes: str = Field("", description="Free text.")
 
 
@@ -64,18 +70,14 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         tree, name, migrate = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
-        tree, migrate = resolve_recipe(name), _is_run_recipe(name)
+        tree, migrate = resolve_recipe(name), any(_is_run_recipe(place) for place, _ in _lineage(name))
     apply_overrides(tree, overrides)
     return parse_settings(Recipe, tree, name, migrate=migrate)
 
 
-def _is_run_recipe(name: str) -> bool:
+def _is_run_recipe(place: "Place") -> bool:
     """Whether a recipe belongs to a run folder, which an earlier version may have written."""
-    if name in recipe_names():
-        return False
-    path = Path(name)
-    folder = path if path.is_dir() else path.parent
-    return (folder / "recipe.yaml").is_file() and (folder / "environment.json").is_file()
+    return place.path is not None and place.path.with_name("environment.json").is_file()
 
 
 def run_recipe(run: Run) -> Recipe:
@@ -165,6 +167,14 @@ def setting_for(option: str) -> str | None:
 def diff_recipes(a: TrainingConfig, b: TrainingConfig) -> list[Change]:
     """All settings that differ; name, parent and description are ignored."""
     return diff(a, b, ignore=DESCRIPTIVE_KEYS)
+
+
+def lineage(recipe: Recipe | str | Path) -> list[str]:
+    """Names of a recipe and of those that it extends, nearest first."""
+    if isinstance(recipe, Recipe):
+        ancestors = lineage(recipe.extends) if recipe.extends in recipe_names() else []
+        return list(dict.fromkeys([recipe.name, *ancestors]))
+    return [str(tree["name"]) for _, tree in _lineage(str(recipe))]
 
 
 def official_ancestor(recipe: Recipe | str | Path) -> str | None:

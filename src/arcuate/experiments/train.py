@@ -6,7 +6,7 @@ terminal shows is a callback. It works in any thread of a notebook and under tor
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,14 +17,15 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.batching import PlannedBatches, make_plan, padding_waste, training_batches
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import BatchPlan, PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.trials import decode_trials, phoneme_search, session_sums, summarise_sums
-from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor
+from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
+from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
+from arcuate.experiments.validation import DecodeWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import (
@@ -81,8 +82,10 @@ class TrainResult:
     steps: int  # completed, or planned by a dry run
     selected_on: str  # split that checkpoints are selected on
     best_per: float | None = None
+    best_wer: float | None = None  # at the same step, with validate.words
     best_step: int | None = None
     rewinds: int = 0
+    target: TargetOutcome | None = None  # None: the recipe states none
     seconds: float = 0.0
     dry_run: bool = False
     interrupted: bool = False  # stopped by request; resume to continue
@@ -99,8 +102,9 @@ class TrainResult:
     def to_dict(self) -> dict[str, Any]:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
         if not self.dry_run:
-            keys = ("steps", "best_per", "best_step", "selected_on", "rewinds", "seconds")
-            return values | {key: getattr(self, key) for key in keys}
+            keys = ("steps", "best_per", "best_wer", "best_step", "selected_on", "rewinds", "seconds")
+            target = None if self.target is None else self.target.to_dict()
+            return values | {key: getattr(self, key) for key in keys} | {"target": target}
         values |= {"dry_run": True, "n_train": self.n_train, "n_validation": self.n_validation, "steps": self.steps}
         return values | {"stages": {stage.name: stage.steps for stage in self.recipe.stages}}
 
@@ -130,7 +134,7 @@ def train(
     a checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
     """
     run = Run(Path(run))
-    official = official_ancestor(recipe)
+    official, ancestors = official_ancestor(recipe), lineage(recipe)
     recipe = load_recipe(recipe, overrides)
     parent = None if parent is None else os.fspath(parent)
     check_trackers(recipe.track)
@@ -152,6 +156,7 @@ def train(
     machine = replace(machine, device=own_device(machine.device))
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
+    decode_words = open_word_search(recipe, selection.validation)
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
     try:
@@ -163,12 +168,12 @@ def train(
         for kind in ("fp32", "fp16"):  # the least capable process decides
             if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
                 precision = PrecisionChoice(kind, f"training in {kind} because another process does")
-        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed)
+        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
         if distributed.is_main:
             _announce(setup, official, previous)
         if dry_run:
             return setup.result(dry_run=True, steps=recipe.train.steps)
-        return _train(setup, start, parent, callbacks, stop or Stop(), progress)
+        return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
     finally:
         shut_down_distributed()
 
@@ -212,10 +217,15 @@ class _Setup:
     precision: PrecisionChoice
     model: Model
     distributed: Distributed
+    decode_words: DecodeWords | None  # in validation
 
     @property
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def plan(self) -> BatchPlan:
+        return make_plan(self.selection.train, self.recipe.data.batching, self.recipe.data.seed)
 
     def result(self, **outcome: Any) -> TrainResult:
         return TrainResult(
@@ -233,8 +243,10 @@ class _Setup:
         return self.result(
             steps=training.step,
             best_per=training.best.per,
+            best_wer=training.best.wer,
             best_step=training.best.step,
             rewinds=training.guard.n_rewinds,
+            target=_judge(self.recipe, self.run, training.is_finished),
             seconds=seconds,
             interrupted=stop.requested and not training.is_finished,
             signal=stop.signal,
@@ -285,6 +297,15 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info(f"padding waste {percent(padding_waste(epoch, plan.n_bins))}")
     if setup.precision.note:
         logger.info(setup.precision.note)
+    if recipe.purpose:
+        logger.info(f"purpose: {recipe.purpose}")
+    if recipe.target is not None:
+        logger.info(f"target: {recipe.target.text}")
+        train = recipe.train
+        if impossible := find_impossible_target(
+            recipe.target, train.steps, train.validate_every, recipe.validate_.words
+        ):
+            logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
     for warning in find_small_updates(recipe, setup.n_parameters):
@@ -304,6 +325,7 @@ def _train(
     setup: _Setup,
     start: Start,
     parent: str | None,
+    ancestors: Sequence[str],
     callbacks: Sequence[Callback],
     stop: Stop,
     progress: Progress | None,
@@ -323,6 +345,7 @@ def _train(
         precision=setup.precision.kind,
         precision_reason=setup.precision.note,
         parent=None if parent is None else absolute_parent(parent),
+        lineage=list(ancestors),
     )
     with ExitStack() as stack:
         with distributed.raise_together():
@@ -366,7 +389,7 @@ def _planned_batches(setup: _Setup) -> PlannedBatches:
     """The training sequence, or the part of this process in it."""
     recipe, selection, distributed = setup.recipe, setup.selection, setup.distributed
     return PlannedBatches(
-        *(setup.store, selection.train, make_plan(selection.train, recipe.data.batching, recipe.data.seed)),
+        *(setup.store, selection.train, setup.plan),
         *(selection.sessions, recipe.front_end.statistics_spec, (distributed.rank, distributed.size)),
     )
 
@@ -393,14 +416,18 @@ def _run_loop(
     """Run the remaining steps from the restored or initial state."""
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
-    batches = training_batches(
-        _planned_batches(setup), training.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
-    )
+    planned = _planned_batches(setup)
+    batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
-    validate = _validator(setup, training, combined.on_sample) if selection.validation else None
+        watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics())]
+        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *watch, *shown)
+    training.batches_per_epoch = setup.plan.batches_per_epoch
+    validate = None
+    if selection.validation:
+        words = setup.decode_words, combined.on_sample
+        validate = make_validator(recipe, setup.store, selection, lambda: training.loss, *words, distributed)
     encode = partial(make_encode, training.model, recipe, device, distributed)
     with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
@@ -418,34 +445,20 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
         logger.info(f"arcuate train {run.recipe_file} --data {setup.store.path} --run {run.path} --resume")
         return
     if result.best_per is not None:
+        wer = "" if result.best_wer is None else f", WER {percent(result.best_wer)}"
         logger.info(
-            f"best {result.selected_on} PER {percent(result.best_per)} at step {result.best_step};"
+            f"best {result.selected_on} PER {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
+    if result.target is not None and result.recipe.target is not None:
+        logger.info(f"target {result.target.status}: {result.recipe.target.text}; {result.target.text}")
     logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
 
 
-def _validator(
-    setup: _Setup, training: TrainingState, show_sample: Callable[[Sequence[str], Sequence[str]], None]
-) -> Callable[[Model], dict[str, Any]]:
-    """Function that scores this rank's part of the validation trials; the sums are added over all ranks."""
-    selection, distributed = setup.selection, setup.distributed
-    trials = selection.validation[distributed.rank :: distributed.size]
-    settings = setup.recipe.validate_
-    search = phoneme_search(settings)
-
-    def validate(model: Model) -> dict[str, Any]:
-        started = time.perf_counter()
-        results = decode_trials(
-            model, setup.store, trials, batch_size=settings.batch_size, loss=training.loss, search=search
-        )
-        if results and results[0].trial.tokens is not None:
-            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
-        sums = distributed.sum(session_sums(results, selection.sessions))
-        cost = {"seconds": time.perf_counter() - started}
-        return {"split": selection.selected_on, **summarise_sums(sums, selection.sessions), "cost": cost}
-
-    return validate
+def _judge(recipe: Recipe, run: Run, ended: bool) -> TargetOutcome | None:
+    if recipe.target is None:
+        return None
+    return judge_target(recipe.target, [row for row in run.metrics() if row.get("split") != "train"], ended)
 
 
 class _StepProgress(Callback):

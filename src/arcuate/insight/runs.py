@@ -10,17 +10,22 @@ from typing import Any
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
+from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.insight.formats import finite_int, finite_number
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress
-from arcuate.run import RUN_FILES, Run, unfinished_reason
+from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason
 
 _MAX_DEPTH = 6
 _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
-_EXECUTION_SETTINGS = ("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every")
+_EXECUTION_SETTINGS = (
+    *("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every", "optimizer.fused"),
+    *("validate.batch_size", "validate.predictions", "validate.words", "validate.lexicon", "validate.lm"),
+    "validate.weights",
+)
 SEED_SETTINGS = ("train.seed", "data.seed")
 
 
@@ -33,6 +38,8 @@ class LogSummary:
     best_step: int | None = None
     last_per: float | None = None
     seconds: float | None = None
+    best_wer: float | None = None  # of any validation, with validate.words
+    validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,9 @@ class Parent:
     """The run or recipe that a run is compared with."""
 
     name: str
-    kind: str  # "weights" (--from), "base" (ablation baseline), "run" (nearest earlier run), "recipe" (packaged)
+    # "weights" (--from), "base" (ablation baseline), "stated" (compare_with), "extends" (run of an ancestor of the
+    # recipe), "run" (nearest earlier run), "recipe" (packaged)
+    kind: str
     changes: tuple[Change, ...]
     entry: "RunEntry | None" = field(default=None, repr=False)
 
@@ -56,6 +65,7 @@ class RunEntry:
     logged: LogSummary = LogSummary()
     diagnosis: Diagnosis | None = None
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split[.label] -> summary
+    words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split -> summary of the decoding to words
     n_incidents: int = 0
     problems: tuple[str, ...] = ()
     parent: Parent | None = None
@@ -80,6 +90,15 @@ class RunEntry:
         return str(parent) if parent else None
 
     @property
+    def lineage(self) -> list[str]:
+        """Names of the recipe and of those it extends, nearest first."""
+        stated = self.environment.get("lineage")
+        if isinstance(stated, list):
+            return [str(name) for name in stated]
+        recipe = self.recipe  # of an earlier version, which recorded the packaged ancestor only
+        return [name for name in (recipe.name, recipe.extends) if name] if recipe else []
+
+    @property
     def ablation(self) -> Path | None:
         """The folder of the ablation that this run is part of: its runs are stored by arm and seed."""
         folder = self.run.path.resolve().parent.parent
@@ -90,6 +109,34 @@ class RunEntry:
         """The code version used for training: the commit, or the release if no commit is recorded."""
         revision = self.environment.get("revision") or self.environment.get("arcuate")
         return str(revision)[:12] if revision else None
+
+    @property
+    def best_wer(self) -> tuple[float, str] | None:
+        """WER of the decoded words and their split, else the lowest one in the log."""
+        for split in ("val", "dev", "test"):
+            if (wer := finite_number(self.words.get(split, {}).get("wer"))) is not None:
+                return wer, split
+        return None if self.logged.best_wer is None else (self.logged.best_wer, "log")
+
+    @property
+    def target(self) -> TargetOutcome | None:
+        """Whether the run met the target that it states."""
+        if self.recipe is None or self.recipe.target is None:
+            return None
+        return judge_target(
+            self.recipe.target, [*self.logged.validations, *self._decoded_rows], ended=self.unfinished is None
+        )
+
+    @property
+    def _decoded_rows(self) -> list[dict[str, Any]]:
+        """Words that were decoded after training, as validation rows with the PER of the same checkpoint."""
+        rows = []
+        for split, summary in self.words.items():
+            step = finite_int(summary.get("step"))
+            if step is not None and split == self.environment.get("selected_on", "val"):
+                pers = [row.get("per") for row in self.logged.validations if row.get("step") == step]
+                rows.append({"step": step, "wer": summary.get("wer"), "per": pers[-1] if pers else None})
+        return rows
 
     @property
     def data_hashes(self) -> Any:
@@ -112,6 +159,9 @@ class RunEntry:
             "best_per": logged.best_per,
             "best_step": logged.best_step,
             "last_per": logged.last_per,
+            "best_wer": self.best_wer[0] if self.best_wer else None,
+            "purpose": recipe.purpose if recipe else None,
+            "target": None if (target := self.target) is None else target.to_dict(),
             "seconds": logged.seconds,
             "incidents": self.n_incidents,
             "parent": parent.name if parent else None,
@@ -120,6 +170,12 @@ class RunEntry:
             "results": {
                 name: {key: summary.get(key) for key in ("per", "per_low", "per_high", "step", "n_trials")}
                 for name, summary in self.results.items()
+            },
+            "words": {
+                split: {
+                    key: summary.get(key) for key in ("wer", "wer_low", "wer_high", "cer", "lm", "step", "n_trials")
+                }
+                for split, summary in self.words.items()
             },
             "problems": list(self.problems),
         }
@@ -222,6 +278,7 @@ def read_entry(path: Path, name: str) -> RunEntry:
         logged = LogSummary(diagnosis.last_step, *best, diagnosis.last_per)
     else:
         logged = LogSummary()
+    summaries = attempt(lambda: _read_summaries(run), {})
     return RunEntry(
         run=run,
         name=name,
@@ -229,7 +286,12 @@ def read_entry(path: Path, name: str) -> RunEntry:
         environment=environment,
         logged=logged,
         diagnosis=replace(diagnosis, log=None) if diagnosis else None,
-        results=attempt(lambda: _read_summaries(run), {}),
+        results={name: summary for name, summary in summaries.items() if name.partition(".")[2] != WORDS_LABEL},
+        words={
+            name.partition(".")[0]: summary
+            for name, summary in summaries.items()
+            if name.partition(".")[2] == WORDS_LABEL
+        },
         n_incidents=attempt(lambda: _count_lines(run.incidents_file), 0),
         unfinished=attempt(lambda: unfinished_reason(run), None),
         problems=tuple(dict.fromkeys(problems)),
@@ -250,7 +312,13 @@ def _summarise_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> LogSu
     ]
     best_per, best_step = min(rates, default=(None, None))
     seconds = training_seconds(r for r in rows if r.get("split") == "train")
-    return LogSummary(max(steps, default=None), best_per, best_step, rates[-1][0] if rates else None, seconds)
+    validations = tuple(r for r in rows if r.get("split") == split and finite_int(r.get("step")) is not None)
+    wers = [wer for r in validations if (wer := finite_number(r.get("wer"))) is not None]
+    return LogSummary(
+        max(steps, default=None),
+        *(best_per, best_step, rates[-1][0] if rates else None, seconds),
+        *(min(wers, default=None), validations if split is not None else ()),
+    )
 
 
 def _read_summaries(run: Run) -> dict[str, dict[str, Any]]:
@@ -269,17 +337,19 @@ def _count_lines(path: Path) -> int:
 
 
 def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
-    """The run that provided the weights, or the baseline of the ablation, else the run or recipe with fewest changes.
+    """The run that this one is compared with.
 
-    The run an idea came from is not recorded; the one with the fewest changed settings is the most informative
-    comparison. Of equally close candidates the latest is used, and a run is preferred to a recipe.
+    In this order: the run that provided the weights; the baseline of the ablation; the run that the recipe states
+    (`compare_with`); an earlier run of the same recipe, or of the nearest one that it extends; else the run or packaged
+    recipe with the fewest changed settings, which is the most informative comparison. Of equally close candidates the
+    latest is used, and a run is preferred to a recipe.
     """
     recipe = entry.recipe
     if recipe is None:
         return None
 
     def compared_with(other: RunEntry, kind: str) -> Parent:
-        return Parent(other.name, kind, result_changes(other.recipe, recipe) if other.recipe else (), other)
+        return Parent(other.name, kind, entry_changes(other, entry), other)
 
     by_path = {other.run.path.resolve(): other for other in earlier if other.recipe}
     if entry.weights_from:
@@ -289,12 +359,21 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     baseline = by_path.get(entry.ablation / _BASELINE / path.name) if entry.ablation else None
     if baseline and path.parent.name != _BASELINE:
         return compared_with(baseline, "base")
+    if recipe.compare_with is not None:
+        stated = by_path.get(Path(recipe.compare_with).resolve()) or next(
+            (e for e in reversed(earlier) if recipe.compare_with in (e.name, e.run.name)), None
+        )
+        return compared_with(stated, "stated") if stated else Parent(recipe.compare_with, "stated", ())
     similar = [
-        compared_with(other, "run")
-        for other in earlier
-        if other.recipe and not other.weights_from and other.data_hashes == entry.data_hashes
+        other for other in earlier if other.recipe and not other.weights_from and other.data_hashes == entry.data_hashes
     ]
-    candidates = [*_recipe_parents(recipe), *similar]
+    for name in entry.lineage:
+        kind = "run" if name == recipe.name else "extends"
+        related = [compared_with(other, kind) for other in similar if other.recipe and other.recipe.name == name]
+        if related:
+            candidates = [*(_recipe_parents(recipe) if kind == "run" else ()), *related]
+            return min(reversed(candidates), key=lambda p: len(p.changes))
+    candidates = [*_recipe_parents(recipe), *(compared_with(other, "run") for other in similar)]
     return min(reversed(candidates), key=lambda p: len(p.changes), default=None)
 
 
@@ -307,12 +386,52 @@ def _find_source(weights_from: str, run: Run, by_path: Mapping[Path, RunEntry]) 
     return None
 
 
+def entry_changes(before: RunEntry, after: RunEntry) -> tuple[Change, ...]:
+    """Changed settings between two runs that can affect a result; a precision that fell back to the same is none."""
+    if before.recipe is None or after.recipe is None:
+        return ()
+    used = before.environment.get("precision"), after.environment.get("precision")
+    same_precision = used[0] is not None and used[0] == used[1]
+    return tuple(
+        change
+        for change in result_changes(before.recipe, after.recipe)
+        if not (same_precision and change.path.startswith("train.precision"))
+    )
+
+
 def result_changes(before: Recipe, after: Recipe) -> tuple[Change, ...]:
-    """Changed settings that can affect a result, without those of execution and logging."""
+    """Changed settings that can affect a result, without those of execution and logging and of disabled components."""
     return tuple(
         change
         for change in diff_recipes(before, after)
-        if change.path.split(".")[0] not in _EXECUTION_SECTIONS and change.path not in _EXECUTION_SETTINGS
+        if change.path.split(".")[0] not in _EXECUTION_SECTIONS
+        and change.path not in _EXECUTION_SETTINGS
+        and not _is_unused(change, before, after)
+    )
+
+
+# Settings below a path that do nothing while the condition holds.
+_UNUSED_IF: Mapping[str, Callable[[Recipe], bool]] = {
+    "ema": lambda recipe: recipe.ema.decay == 0,
+    "swa": lambda recipe: recipe.swa.start is None,
+    "guard": lambda recipe: not recipe.guard.enabled,
+    "transducer": lambda recipe: not recipe.transducer.enabled,
+    "mode": lambda recipe: not recipe.mode.enabled,
+    "denoiser": lambda recipe: not recipe.denoiser.enabled,
+    "augment.time_masks": lambda recipe: recipe.augment.time_masks.n_masks == 0,
+    "augment.feature_masks": lambda recipe: recipe.augment.feature_masks.n_masks == 0,
+    "validate.beam": lambda recipe: recipe.validate_.search == "greedy",
+}
+
+
+def _is_unused(change: Change, before: Recipe, after: Recipe) -> bool:
+    """Whether both values of a setting resolve to the same behaviour."""
+    if change.path.startswith("session_schedule"):
+        own = [recipe.session_schedule or recipe.schedule for recipe in (before, after)]
+        return own[0] == own[1]
+    return any(
+        (change.path == path or change.path.startswith(f"{path}.")) and is_unused(before) and is_unused(after)
+        for path, is_unused in _UNUSED_IF.items()
     )
 
 

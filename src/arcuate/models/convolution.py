@@ -23,6 +23,9 @@ def project_patches(bins: Tensor, weight: Tensor, bias: Tensor, patch: Patch) ->
     """Linear map of every patch, equal to a strided convolution. (B, T, C), (D, bins * C), (D,) -> (F, B, D)"""
     if not torch.is_grad_enabled() and patch.count_frames(bins.shape[1]) <= _UNFOLD_MAX_FRAMES:
         return F.linear(extract_patches(bins, patch), weight, bias).transpose(0, 1)
+    if torch.is_autocast_enabled(bins.device.type):  # which does not reach into the function below
+        dtype = torch.get_autocast_dtype(bins.device.type)
+        bins, weight, bias = bins.to(dtype), weight.to(dtype), bias.to(dtype)
     projected: Tensor = _ProjectPatches.apply(bins, weight, bias, patch)  # (F * B, D)
     return projected.view(-1, bins.shape[0], weight.shape[0])
 

@@ -51,7 +51,7 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
         """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer.
 
-        `lengths` are the frame counts on the host, for kernels that need them there.
+        `lengths` are the frame counts on the host, where some kernels need them.
         """
         raise NotImplementedError
 
@@ -89,7 +89,8 @@ class Joint:
 
     def logits(self, frames: Tensor, predicted: Tensor) -> Tensor:
         """(B, f, W), (B, U + 1, W) -> (B, f, U + 1, V)"""
-        return F.linear(torch.tanh(frames[:, :, None] + predicted[:, None]), self.weight, self.bias)
+        hidden = torch.tanh(frames[:, :, None] + predicted[:, None])
+        return F.linear(hidden, self.weight.to(hidden.dtype), self.bias.to(hidden.dtype))  # without autocast here
 
 
 @dataclass(frozen=True)

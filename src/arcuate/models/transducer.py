@@ -110,8 +110,12 @@ class _LSTMPredictor(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Outputs after 0, 1, … U tokens. (B, U) -> (B, U + 1, W)"""
         embedded = self.embedding(F.pad(tokens, (1, 0), value=_START))
-        outputs: Tensor = self.lstm(F.dropout(embedded, self.settings.dropout, self.training))[0]
-        return outputs
+        embedded = F.dropout(embedded, self.settings.dropout, self.training)
+        if embedded.device.type == "cpu":  # where torch has no LSTM in fp16
+            with torch.autocast("cpu", enabled=False):
+                outputs: Tensor = self.lstm(embedded)[0]
+            return outputs
+        return self.lstm(embedded)[0]
 
     def start(self, n: int) -> tuple[Tensor, Tensor]:
         zeros = self.embedding.weight.new_zeros(n, 2, self.settings.depth, self.settings.width)

@@ -9,9 +9,9 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
@@ -46,22 +46,27 @@ _FOLDER_NAME = re.compile(r"(step|best)-\d{8,9}")
 
 @dataclass
 class Best:
-    """The best validation so far: lowest PER, ties by loss; without validation, the latest."""
+    """The best validation so far: lowest PER, ties by loss, or lowest WER, ties by PER; else the latest step."""
 
     step: Count | None = None
     per: float | None = None
     loss: float | None = None
     position: Count | None = None  # in the data; distinguishes two passes over the same step, before and after a rewind
+    wer: float | None = None
 
-    def update(self, step: int, per: float | None, loss: float | None, position: int | None = None) -> bool:
-        """Replace the best validation by this one if it is better; return whether it was."""
-        inf = float("inf")
-        new = (inf if per is None else per, inf if loss is None else loss)
-        old = (inf if self.per is None else self.per, inf if self.loss is None else self.loss)
-        if self.step is not None and per is not None and new >= old:
+    def update(self, new: "Best", by: Literal["per", "wer"] = "per") -> bool:
+        """Replace the best validation by a new one if that is better; return whether it was."""
+        is_comparable = self.step is not None and (new.wer if by == "wer" else new.per) is not None
+        if is_comparable and new._rank(by) >= self._rank(by):
             return False
-        self.step, self.per, self.loss, self.position = step, per, loss, position
+        for field in fields(self):
+            setattr(self, field.name, getattr(new, field.name))
         return True
+
+    def _rank(self, by: str) -> tuple[float, float]:
+        values = (self.wer, self.per) if by == "wer" else (self.per, self.loss)
+        first, second = (float("inf") if value is None else value for value in values)
+        return first, second
 
 
 class AverageCounts(Settings):
@@ -72,10 +77,11 @@ class AverageCounts(Settings):
 
 
 class FileSizes(Settings):
-    """Sizes of metrics.jsonl and incidents.jsonl in bytes."""
+    """Sizes of metrics.jsonl, incidents.jsonl and predictions.jsonl in bytes."""
 
     metrics: Count
     incidents: Count
+    predictions: Count = 0  # runs of earlier versions have no such file
 
 
 class SavedState(Settings):

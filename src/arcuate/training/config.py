@@ -24,7 +24,9 @@ from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages
 from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = ("name", "extends", "summary", "notes")  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+    *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
+)
 
 _Decay = Annotated[float, Field(ge=0.0, le=10.0)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -118,6 +120,9 @@ class Train(Settings):
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
+    select_by: Literal["per", "wer"] = Field(
+        "per", description="Validation error rate that selects the best checkpoint; `wer` needs validate.words."
+    )
     keep_checkpoints: int = Field(
         2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
     )
@@ -131,6 +136,15 @@ class Validate(Settings):
         "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
+    words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search (words).")
+    lm: str = Field("default", min_length=1, description="Language model of the word search (words).")
+    weights: str | None = Field(
+        None, min_length=1, description="Search settings of `arcuate tune`, a YAML file; null = the defaults (words)."
+    )
+    predictions: int = Field(
+        8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
+    )
 
 
 class TensorBoard(Settings):
@@ -232,6 +246,8 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
             f"train.precision.kind=fp16 needs CUDA, but runtime.device is {config.runtime.device};"
             " set train.precision.kind=fp32 or runtime.device=cuda"
         )
+    if config.train.select_by == "wer" and not config.validate_.words:
+        yield "train.select_by=wer needs the WER of validations; set validate.words=true, or train.select_by=per"
     if max(config.loss.intermediate.layers, default=0) >= (depth := config.encoder.depth):
         yield f"loss.intermediate.layers must name layers 1 to {depth - 1} of this encoder of depth {depth}"
     adaptive = config.guard.adaptive

@@ -21,10 +21,10 @@ from arcuate.models.io import save_tensors
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.checkpoint import link, load_checkpoint, remove_newer, repair_best_links
+from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newer, repair_best_links
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
-from arcuate.training.metrics import IntervalMetrics, StepMetrics
+from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
@@ -38,7 +38,7 @@ from arcuate.training.step import (
     read_metrics,
 )
 
-Validate = Callable[[Model], dict[str, Any]]  # a row of metrics.jsonl without its step
+Validate = Callable[[Model], Validation]
 
 _MAX_SAVED_BATCHES = 20
 _OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; neither an incident nor a step towards a rewind
@@ -186,11 +186,15 @@ class _Loop:
         row: dict[str, Any] = {}
         if validate is not None:
             with state.averages.applied(state.model):
-                row = {"step": state.step, **validate(state.model)}
+                validation = validate(state.model)
+            row = {"step": state.step, **validation.row}
             row["per_moving_average_200_steps"] = state.record_validation(row["per"])
+            if self.distributed.is_main:
+                append_jsonl(state.run.predictions_file, *({"step": state.step, **p} for p in validation.predictions))
             self._write_row(row)
         state.interval.started = time.perf_counter()
-        return state.best.update(state.step, row.get("per"), row.get("loss"), state.position)
+        found = Best(state.step, row.get("per"), row.get("loss"), state.position, row.get("wer"))
+        return state.best.update(found, state.recipe.train.select_by)
 
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
@@ -213,7 +217,7 @@ class _Loop:
             "action": verdict.action,
             "reason": verdict.reason,
             "metrics": metrics.to_dict(),
-            "trials": [t.id for b in batches for t in b.trials],
+            "trials": [t.id for b in batches for t in b.trials[: b.n_counted]],
         }
         if verdict.kind != "search" and (bad_bins := _find_bad_bins(batches)):
             row["bad_bins"] = bad_bins
@@ -308,6 +312,8 @@ class _Loop:
 
     def _write_row(self, row: dict[str, Any]) -> None:
         state = self.state
+        if state.batches_per_epoch:
+            row["epoch"] = round(state.position / state.batches_per_epoch, 4)
         if state.stage is not None:
             index = min(state.progress.index, len(state.recipe.stages) - 1)
             row |= {"stage": state.stage.name, "stage_index": index}
@@ -320,7 +326,7 @@ def _find_bad_bins(batches: Sequence[Batch]) -> list[str]:
     """Name the trials whose bins are not finite (the model reads them as 0) or all the same, as in a dead session."""
     found = []
     for batch in batches:
-        for trial, bins in zip(batch.trials, batch.bins, strict=False):
+        for trial, bins in list(zip(batch.trials, batch.bins, strict=False))[: batch.n_counted]:
             recorded = bins[: trial.n_bins]
             if n_bad := int((~recorded.isfinite()).sum()):
                 found.append(f"trial {trial.id}: {n_bad} values are not finite")

@@ -49,6 +49,14 @@ class StepMetrics:
         return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Result of one validation."""
+
+    row: dict[str, Any]  # of metrics.jsonl, without its step
+    predictions: tuple[dict[str, Any], ...] = ()  # lines of predictions.jsonl, without their step
+
+
 @dataclass
 class IntervalMetrics:
     """Sums over the steps since the last row of metrics.jsonl, divided once when the row is written."""

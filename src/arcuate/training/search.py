@@ -14,7 +14,7 @@ from pydantic import Field
 
 from arcuate.config import Settings
 
-MIN_STEPS = 10  # of a trial; with fewer steps left in the run there is no search
+MIN_STEPS = 10  # of a trial; no search with fewer steps left in the run
 _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a trial

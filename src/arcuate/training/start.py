@@ -64,6 +64,7 @@ def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start,
     elif start.resume and run.recipe_file.is_file() and not is_untouched(run):
         run.metrics_file.write_text("")
         run.incidents_file.write_text("")
+        run.predictions_file.write_text("")
     else:
         create_run(run.path, state.recipe, environment, start.resume)
         remove_partial_files(run)

@@ -2,8 +2,6 @@
 
 import math
 import os
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from arcuate.files import read_jsonl, sync, write_jsonl
 from arcuate.losses.config import LossSettings
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
+from arcuate.progress import peak_memory_bytes
 from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
@@ -68,6 +67,7 @@ class TrainingState:
         self.rewound_to: int | None = None
         self.recipe_hash: str | None = None  # of recipe.yaml when the run was started or resumed
         self.modes: Modes | None = None  # of the training trials for a model with a mode head
+        self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 
     @property
     def stage(self) -> Stage | None:
@@ -86,6 +86,10 @@ class TrainingState:
     def scaler(self) -> torch.amp.GradScaler:
         """The loss scaler of fp16; it does nothing in other precisions, also before mixed precision starts."""
         return self._fp16_scaler if self.precision == "fp16" else self._no_scaler
+
+    def set_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Use another loss scaler in fp16."""
+        self._fp16_scaler = scaler
 
     @property
     def is_finished(self) -> bool:
@@ -170,7 +174,7 @@ class TrainingState:
         """
         if scheduled and self.guard.is_healthy:
             self.rewind_targets = self._updated_rewind_targets()
-        for file in (self.run.metrics_file, self.run.incidents_file):
+        for file in self._row_files.values():
             sync(file)  # the checkpoint relies on these rows
         saved = self._to_dict()
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
@@ -214,10 +218,7 @@ class TrainingState:
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
             "scaler": self._fp16_scaler.state_dict(),
             "recipe_hash": self.recipe_hash,
-            "file_sizes": {
-                "metrics": self.run.metrics_file.stat().st_size,
-                "incidents": self.run.incidents_file.stat().st_size,
-            },
+            "file_sizes": {name: file.stat().st_size for name, file in self._row_files.items()},
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -250,24 +251,35 @@ class TrainingState:
     def check_rows(self, checkpoint: Checkpoint) -> None:
         """Require all rows written before the checkpoint, because they will not be written again."""
         for path, size in self._sizes_at(checkpoint):
+            if path == self.run.predictions_file and not path.exists() and size == 0:
+                continue  # a run of an earlier version
             if not path.is_file() or path.stat().st_size < size or not _ends_line(path, size):
                 raise UserError(f"{path} lacks rows written before {checkpoint.folder.name}")
 
     def truncate_rows(self, checkpoint: Checkpoint) -> None:
         """Remove the rows written after the checkpoint, because they will be written again."""
         self.check_rows(checkpoint)
+        self.run.predictions_file.touch()
         for path, size in self._sizes_at(checkpoint):
             os.truncate(path, size)
 
     def _sizes_at(self, checkpoint: Checkpoint) -> list[tuple[Path, int]]:
-        sizes = checkpoint.saved.file_sizes
-        return [(self.run.metrics_file, sizes.metrics), (self.run.incidents_file, sizes.incidents)]
+        return [(file, getattr(checkpoint.saved.file_sizes, name)) for name, file in self._row_files.items()]
+
+    @property
+    def _row_files(self) -> dict[str, Path]:
+        """Files that grow during training; a checkpoint records their sizes."""
+        run = self.run
+        return {"metrics": run.metrics_file, "incidents": run.incidents_file, "predictions": run.predictions_file}
 
     def remove_rewound_rows(self) -> list[dict[str, Any]]:
-        """Remove the rows of rewound steps from metrics.jsonl, and return them."""
-        rows = read_jsonl(self.run.metrics_file)
-        write_jsonl(self.run.metrics_file, (row for row in rows if row["step"] <= self.step))
-        return [row for row in rows if row["step"] > self.step]
+        """Remove the rows of rewound steps from predictions.jsonl and metrics.jsonl; return those of metrics.jsonl."""
+        removed: list[dict[str, Any]] = []
+        for file in (self.run.predictions_file, self.run.metrics_file):
+            rows = read_jsonl(file)
+            write_jsonl(file, (row for row in rows if row["step"] <= self.step))
+            removed = [row for row in rows if row["step"] > self.step]
+        return removed
 
 
 @contextmanager
@@ -284,8 +296,7 @@ def memory_mb(device: torch.device) -> float:
     """Return the peak memory of the device, or of the process on a CPU, in 10^6 bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss: macOS reports bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak_memory_bytes() / 1e6
 
 
 def _ends_line(path: Path, size: int) -> bool:

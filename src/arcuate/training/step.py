@@ -14,6 +14,7 @@ from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
+from arcuate.models.config import RuntimeSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
@@ -198,9 +199,7 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
 
     Call it again when other components become trainable.
     """
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = recipe.runtime.cudnn_benchmark
-        torch.set_float32_matmul_precision("high" if recipe.runtime.tf32 else "highest")
+    configure_cuda(recipe.runtime, device)
     if distributed.size > 1:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
         device_ids = [device.index] if device.type == "cuda" else None
@@ -212,6 +211,14 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     if recipe.runtime.compile and device.type == "cuda":
         return partial(torch.compile(encode_for_training), model)
     return partial(encode_for_training, model)
+
+
+def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
+    """Apply the settings that only concern CUDA. TF32 has two switches: matrix products, and cuDNN (GRU, LSTM)."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = runtime.tf32
+        torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
 
 
 class EncodeModule(nn.Module):

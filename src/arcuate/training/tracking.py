@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the packages of the trackers are optional, and imported whe
     from torch.utils.tensorboard import SummaryWriter
 
 _TRAIN_NAMES = {
+    "epoch": "epoch",
     "loss": "train/loss",
     "grad_norm": "train/grad_norm",
     "grad_norm_max": "train/grad_norm_max",
@@ -38,6 +39,7 @@ _TRAIN_NAMES = {
     "cost.memory_mb": "train/memory_mb",
 }
 _VALIDATION_NAMES = {
+    "epoch": "epoch",
     "loss": "val/loss",
     "losses": "val/loss",
     "per": "val/per",

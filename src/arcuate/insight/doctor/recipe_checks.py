@@ -89,7 +89,6 @@ _LIMITS: dict[str, _Limits] = {
         "clipping", 0.1, 100.0, 1.0, "gradients are hardly ever clipped", "nearly every gradient is scaled down",
         (UNSTABLE, STUCK, SLOW),
     ),
-    "encoder.width": _Limits("model_size", 32, None, 128, too_low="the encoder is too narrow"),
     "loss.ctc.weight": _Limits("loss_weight", 0.1, 10.0, 1.0, "the loss is scaled up", "the loss is scaled down"),
 }  # fmt: skip
 
@@ -100,7 +99,7 @@ _FACTORS = {
     "train.precision.kind": "precision", "train.accumulate": "batch_size", "front_end.normalise": "normalisation",
     "front_end.log1p": "normalisation", "front_end.session_layer.enabled": "session_layers",
     "front_end.smoothing.taps": "smoothing", "front_end.patch.bins": "frame_rate", "ema.decay": "averaging",
-    "data.batching.kind": "batch_size", "output_init": "initialisation", "encoder.depth": "model_size",
+    "data.batching.kind": "batch_size", "output_init": "initialisation",
     **{key: limits.factor for key, limits in _LIMITS.items()},
     **{f"augment.time_masks.{key}": "masks" for key in ("n_masks", "max_fraction", "max_bins", "probability")},
     **{f"augment.feature_masks.{key}": "masks" for key in ("n_masks", "max_channels", "probability")},

@@ -27,7 +27,10 @@ _NamedCurve = tuple[str, str, charts.Curve]  # line style, entry of the legend, 
 
 def learning_curves(data: RunData) -> Html:
     """The charts for which the log has values."""
-    figures = _loss_chart(data), _error_chart(data), _learning_rate_chart(data), _gradient_chart(data)
+    figures = (
+        *(_loss_chart(data), _error_chart(data), _word_error_chart(data)),
+        *(_learning_rate_chart(data), _gradient_chart(data)),
+    )
     return charts.pair(*figures) or muted("The log of this run is still empty.")
 
 
@@ -52,6 +55,16 @@ def _error_chart(data: RunData) -> Html | None:
     best = charts.draw_best(_steps(data), y, step, rate)
     entry = ("best", f"best, step {count(step)}")
     return _chart(data, "Phoneme error rate", label, curves, y, best, [entry], whole_percent)
+
+
+def _word_error_chart(data: RunData) -> Html | None:
+    curves = _validation_curves(data, "wer")
+    values = _values(curves)
+    if not values:
+        return None
+    label = f"Word error rate over steps; lowest {percent(min(values))}"
+    y = charts.linear_scale(values, 0.0)
+    return _chart(data, "Word error rate", label, curves, y, tick=whole_percent)
 
 
 def _learning_rate_chart(data: RunData) -> Html | None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.data.text import normalise_text
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight import charts
-from arcuate.insight.formats import MISSING, finite_number, percent, whole_percent
+from arcuate.insight.formats import MISSING, finite_number, percent, split_name, whole_percent
 from arcuate.insight.pages import Html, figure, join, legend, muted, table, tag
-from arcuate.insight.report.run_data import Decoding, Results, RunData
+from arcuate.insight.report.run_data import DecodedText, Decoding, Results, RunData
 from arcuate.progress import counted
 
 _PLOT_TOP, _PLOT_HEIGHT = 16, 210
@@ -314,13 +315,51 @@ def decodings_section(data: RunData) -> Html:
     if not groups:
         return muted("The results contain no decodings.")
     labelled = any(d.rate is not None for d in decodings)
-    parts: list[Html] = [_legend() if labelled else muted("No labels: decoded phonemes without error marks.")]
+    parts: list[Html] = [
+        _legend("T", "D", with_boundary=True) if labelled else muted("No labels: decoded phonemes without error marks.")
+    ]
     for title, members in groups:
         parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
     return join(*parts)
 
 
-def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Decoding]]]:
+def sentences_section(data: RunData) -> Html:
+    """Decoded sentences with every wrong word marked, under the word error rate."""
+    words = data.words
+    groups = _choose_examples(words.texts) if words else []
+    if words is None or not groups:
+        return muted("The trials have not been decoded to words.")
+    summary = words.summary
+    interval = (
+        f" (95\u202f% interval {100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f})" if words.interval else ""
+    )
+    lm = f", language model {summary['lm']}" if isinstance(summary.get("lm"), str) else ""
+    lead = f"Word error rate {percent(words.rate)}{interval} on the {split_name(words.split)} trials{lm}."
+    if words.rate is None:
+        lead = f"{counted(len(words.texts), 'decoded trial')} without reference texts{lm}."
+    parts: list[Html] = [tag("p", lead), _legend("tea", "bee") if words.rate is not None else Html()]
+    for title, members in groups:
+        parts += [tag("h3", title), tag("ol", *(_sentence(text) for text in members), class_="decodings")]
+    return join(*parts)
+
+
+def _sentence(decoded: DecodedText) -> Html:
+    rate = tag("b", percent(decoded.rate)) if decoded.rate is not None else None
+    shown = decoded.reference if decoded.reference is not None else decoded.trial
+    where = tag("span", decoded.trial if decoded.reference is not None else "", class_="where")
+    line = tag("p", tag("span", shown, class_="sentence"), where, rate, class_="line")
+    hypothesis = decoded.text.split()
+    pairs = [(word, word) for word in hypothesis]
+    if decoded.reference is not None:
+        pairs = align(normalise_text(decoded.reference).split(), normalise_text(decoded.text).split())
+    chips = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
+    return tag("li", line, tag("p", *(chips or [muted("no words")]), class_="chips"))
+
+
+_Example = TypeVar("_Example", Decoding, DecodedText)
+
+
+def _choose_examples(decodings: Sequence[_Example]) -> list[tuple[str, list[_Example]]]:
     """Best, typical and worst trials without overlap; the first trials if there are no labels."""
     scored = sorted(
         (d for d in decodings if d.rate is not None), key=lambda d: (d.rate or 0.0, -len(d.reference or ()), d.trial)
@@ -359,6 +398,7 @@ def _chips(decoding: Decoding) -> list[Html]:
 
 
 def _chip(reference: str, hypothesis: str) -> Html:
+    """An aligned pair of phonemes or words; errors are marked."""
     expected, decoded = phoneme_symbol(reference), phoneme_symbol(hypothesis)
     if reference == hypothesis:
         class_ = "chip" + (" gap" if expected == WORD_BOUNDARY else "")
@@ -371,12 +411,12 @@ def _chip(reference: str, hypothesis: str) -> Html:
     return tag("span", expected, tag("i", "→"), tag("b", decoded), class_="chip sub", title=title)
 
 
-def _legend() -> Html:
-    entries = (
-        (_chip("T", "T"), "correct"),
-        (_chip("T", "D"), "T decoded as D"),
-        (_chip(INSERTED, "T"), "T inserted"),
-        (_chip("T", DELETED), "T deleted"),
-        (_chip(SILENCE_NAME, SILENCE_NAME), "word boundary"),
-    )
+def _legend(right: str, wrong: str, with_boundary: bool = False) -> Html:
+    entries = [
+        (_chip(right, right), "correct"),
+        (_chip(right, wrong), f"{right} decoded as {wrong}"),
+        (_chip(INSERTED, right), f"{right} inserted"),
+        (_chip(right, DELETED), f"{right} deleted"),
+        *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []),
+    ]
     return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")

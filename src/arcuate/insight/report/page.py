@@ -22,11 +22,12 @@ from arcuate.insight.formats import (
 )
 from arcuate.insight.pages import Html, Section, card, join, muted, notice, page, scroll_table, tag, tile
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
-from arcuate.insight.report.errors import confusions_section, decodings_section, sessions_section
+from arcuate.insight.report.errors import confusions_section, decodings_section, sentences_section, sessions_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_section
 from arcuate.progress import counted
 from arcuate.run import Run, open_run
+from arcuate.training.config import DESCRIPTIVE_KEYS
 
 
 def write_report(run: Run | str | Path, split: str | None = None) -> Path:
@@ -58,6 +59,8 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield "confusions", "Phoneme confusions", confusions_section(data)
         yield "trial", "Example trial", trial_section(data)
         yield "decodings", "Example decodings", decodings_section(data)
+    if data.words is not None:
+        yield "sentences", "Decoded sentences", sentences_section(data)
     yield "recipe", "Recipe", recipe_section(data)
     yield "environment", "Data and machine", environment_section(data)
 
@@ -80,7 +83,8 @@ _ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deleti
 
 
 def _headline(data: RunData) -> Html:
-    tiles = _rate_tile(data), _errors_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
+    rates = _rate_tile(data), _word_tile(data), _errors_tile(data)
+    tiles = *rates, _steps_tile(data), _size_tile(data), _time_tile(data)
     return tag(
         "header",
         tag("p", "arcuate run report", class_="kicker"),
@@ -111,6 +115,20 @@ def _lead(data: RunData) -> list[Html | str]:
         "Phoneme error rate ",
         tag("b", percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
+        *_word_lead(data),
+    ]
+
+
+def _word_lead(data: RunData) -> list[Html | str]:
+    """The word error rate in a second sentence, if the same split was decoded to words."""
+    words = data.words
+    if words is None or words.rate is None:
+        return []
+    lm = f" with the language model {words.summary['lm']}" if isinstance(words.summary.get("lm"), str) else ""
+    return [
+        " Word error rate ",
+        tag("b", percent(words.rate)),
+        f"{_interval_text(*(words.interval or (None, None)))}{lm}.",
     ]
 
 
@@ -181,6 +199,24 @@ def _rate_tile(data: RunData) -> Html | None:
         remark = f"{split_name(split)}, step {step:,}"
         return tile("Best error rate in the log", percent(rate), remark, kind="first")
     return None
+
+
+def _word_tile(data: RunData) -> Html | None:
+    """WER of the decoded words, or the one in the log at the best validation."""
+    words = data.words
+    if words and words.rate is not None:
+        interval = [f"{100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%"] if words.interval else []
+        return tile("Word error rate", percent(words.rate), *interval, split_name(words.split))
+    rates = [
+        (wer, row["step"], split)
+        for split, rows in data.validation.items()
+        for row in rows
+        if (wer := finite_number(row.get("wer"))) is not None
+    ]
+    if not rates:
+        return None
+    rate, step, split = min(rates)
+    return tile("Best word error rate in the log", percent(rate), f"{split_name(split)}, step {step:,}")
 
 
 def _errors_tile(data: RunData) -> Html | None:
@@ -274,7 +310,9 @@ def recipe_section(data: RunData) -> Html:
         return muted("This folder has no recipe.yaml.")
     recipe = data.recipe
     head = [
-        tag("p", str(recipe[key])) for key in ("summary", "notes") if isinstance(recipe.get(key), str) and recipe[key]
+        tag("p", str(recipe[key]))
+        for key in ("summary", "purpose", "notes")
+        if isinstance(recipe.get(key), str) and recipe[key]
     ]
     cards = [
         card(_TITLES.get(key, key.replace("_", " ").capitalize()), _settings(value))
@@ -329,7 +367,7 @@ def _differences(recipe: Mapping[str, Any]) -> Html:
     rows = [
         (path, _value_text(packaged.get(path)), _value_text(own.get(path)))
         for path in sorted({*packaged, *own})
-        if packaged.get(path) != own.get(path) and path not in ("name", "extends", "summary", "notes")
+        if packaged.get(path) != own.get(path) and path.split(".")[0] not in DESCRIPTIVE_KEYS
     ]
     if not rows:
         return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")

@@ -9,13 +9,13 @@ import numpy as np
 
 from arcuate.config import parse_yaml, to_tree
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json, read_jsonl, read_npz
 from arcuate.insight import charts
 from arcuate.insight.formats import finite_int, finite_number
-from arcuate.run import Run
+from arcuate.run import WORDS_LABEL, Run
 
 _SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default
 
@@ -74,6 +74,38 @@ class Results:
 
 
 @dataclass(frozen=True)
+class DecodedText:
+    """One line of the words that `arcuate decode` wrote."""
+
+    trial: str
+    reference: str | None
+    text: str
+    score: Score | None  # by words
+
+    @property
+    def rate(self) -> float | None:
+        return self.score.rate if self.score else None
+
+
+@dataclass(frozen=True)
+class WordResults:
+    """The decoding to words of one split."""
+
+    split: str
+    summary: Mapping[str, Any]
+    texts: tuple[DecodedText, ...]
+
+    @property
+    def rate(self) -> float | None:
+        return finite_number(self.summary.get("wer"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        low, high = finite_number(self.summary.get("wer_low")), finite_number(self.summary.get("wer_high"))
+        return (low, high) if low is not None and high is not None else None
+
+
+@dataclass(frozen=True)
 class RunData:
     run: Run
     recipe_text: str
@@ -83,6 +115,7 @@ class RunData:
     validation: Mapping[str, tuple[Mapping[str, Any], ...]]  # the same by split
     results: Results | None
     other_results: tuple[tuple[str, Mapping[str, Any]], ...]  # name, summary
+    words: WordResults | None = None  # of the same split as the results, if it was decoded
 
     def setting(self, path: str) -> Any:
         """A setting of the recipe by its dotted path; None if the recipe lacks it."""
@@ -163,6 +196,7 @@ def read_run_data(run: Run, split: str | None = None) -> RunData:
             for name, summary in _result_summaries(run).items()
             if name != shown and summary.exists()
         ),
+        words=_read_words(run, shown.partition(".")[0] if shown else None),
     )
 
 
@@ -180,9 +214,30 @@ def _read_recipe(run: Run, text: str) -> Mapping[str, Any]:
 
 
 def _result_summaries(run: Run) -> dict[str, Path]:
-    """The results of the folder by name (split or split.label), with the paths of their summaries."""
+    """The phoneme results of the folder by name (split or split.label), with the paths of their summaries."""
     names = sorted(p.name.removesuffix(".jsonl") for p in (run.path / "results").glob("*.jsonl"))
-    return {name: run.path / "results" / f"{name}.json" for name in names if not name.startswith(".")}
+    shown = [name for name in names if not name.startswith(".") and name.partition(".")[2] != WORDS_LABEL]
+    return {name: run.path / "results" / f"{name}.json" for name in shown}
+
+
+def _read_words(run: Run, split: str | None) -> WordResults | None:
+    """The words of a split; without phoneme results, those of the first decoded split."""
+    for name in _SPLIT_ORDER if split is None else (split,):
+        file, summary = run.results_file(name, WORDS_LABEL), run.results_file(name, WORDS_LABEL, "json")
+        if file.is_file():
+            texts = tuple(_read_text(row) for row in read_jsonl(file))
+            counts = total(t.score for t in texts if t.score)
+            found = read_json(summary) if summary.is_file() else {"wer": counts.rate, "n_words": counts.length}
+            return WordResults(name, found, texts)
+    return None
+
+
+def _read_text(row: Mapping[str, Any]) -> DecodedText:
+    reference = str(row["reference"]) if isinstance(row.get("reference"), str) else None
+    text = str(row.get("text") or "")
+    return DecodedText(
+        str(row.get("id", "")), reference, text, score_text(reference, text).words if reference is not None else None
+    )
 
 
 def _choose_results(run: Run, split: str | None) -> str | None:

@@ -1,0 +1,570 @@
+"""`selftest`: does this machine compute the right numbers, at a sensible speed, in every precision?
+
+A user runs it once on a new machine, on any device; the result can be attached to a bug report. Every check has a
+value, a bound and a remedy. The same code runs on a CPU and on CUDA; official sizes are behind `full`.
+"""
+
+import copy
+import logging
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.batching import PlannedBatches, make_plan
+from arcuate.data.prepare import prepare
+from arcuate.data.selection import select
+from arcuate.data.simulation import simulate
+from arcuate.data.store import Store
+from arcuate.data.trial import BIN_MS
+from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
+from arcuate.experiments.plain_models import PlainModel
+from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.train import TrainResult, build_model, train
+from arcuate.files import read_jsonl
+from arcuate.live.bench import replay_sentences, time_stream
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.sources.replay import open_replay
+from arcuate.models.config import (
+    AnyEncoderSettings,
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    RuntimeSettings,
+    SSMSettings,
+    TransformerSettings,
+)
+from arcuate.models.model import Model
+from arcuate.models.runtime import choose_device, count_cores
+from arcuate.progress import Progress, logger
+from arcuate.run import create_run
+from arcuate.training.callbacks import Callback, Stop
+from arcuate.training.environment import Distributed, autocast, installed_version
+from arcuate.training.loop import train as train_loop
+from arcuate.training.state import TrainingState, memory_mb
+from arcuate.training.step import compute_gradients, configure_cuda, encode_for_training
+
+Status = Literal["pass", "fail", "skipped"]
+_PRECISIONS = ("fp32", "bf16", "fp16")
+
+# Largest error relative to float64 on the CPU: of logits (to the largest one), of gradients (norm to norm).
+_LOGIT_BOUNDS = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.01}
+_GRADIENT_BOUNDS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.02}
+_MIN_RELATIVE_SPEED = 0.8  # of the plain formulation
+_OFFICIAL = ("b2t25-gru", "b2t25-transformer", "mode-ssm")
+_MAX_READS = 1  # synchronisations of a step beyond those inside torch's CTC loss
+_MAX_RANK_DIFFERENCE = 1e-3  # relative, of the loss of one and of two processes
+_FAILURES = (RuntimeError, UserError, OSError, ValueError, subprocess.SubprocessError)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the result."""
+
+    name: str
+    status: Status
+    value: float | str | None = None
+    bound: float | str | None = None
+    remedy: str | None = None  # what to do about a failure, or why a check was skipped
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Result of `selftest`."""
+
+    device: dict[str, Any]
+    versions: dict[str, str | None]
+    checks: tuple[Check, ...]
+    seconds: float
+
+    @property
+    def n_failed(self) -> int:
+        return sum(check.status == "fail" for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        checks = [check.to_dict() for check in self.checks]
+        return {"device": self.device, "versions": self.versions, "checks": checks, "seconds": self.seconds}
+
+
+def selftest(device: str = "auto", *, full: bool = False, progress: Progress | None = None) -> SelfTest:
+    """Check and time everything that training and decoding use on a device; `full` adds the official sizes."""
+    started = time.perf_counter()
+    chosen = choose_device(device, "device")
+    checks: list[Check] = []
+    described = _describe_device(chosen)
+    configure_cuda(RuntimeSettings(), chosen)
+    with tempfile.TemporaryDirectory(prefix="arcuate-selftest-") as folder, _only_warnings():
+        machine = _Machine(chosen, full, Path(folder))
+        groups = (*_NUMBERS, *_TRAINING, *_SPEED)
+        for n, (name, group) in enumerate(groups):
+            if progress:
+                progress(n, len(groups), name)
+            checks += _run_checks(name, group, machine)
+        if progress:
+            progress(len(groups), len(groups), "done")
+    return SelfTest(described, _versions(), tuple(checks), time.perf_counter() - started)
+
+
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """The messages of the small runs are not shown."""
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _run_checks(name: str, group: "Group", machine: "_Machine") -> list[Check]:
+    """The checks of a group; an error ends the group as a failed check, and the others still run."""
+    done: list[Check] = []
+    try:
+        done.extend(group(machine))
+    except _FAILURES as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        done.append(Check(name, "fail", first[:200], "no error", "please report this result"))
+    return done
+
+
+def _judge(name: str, value: float, bound: float, remedy: str, at_least: bool = False) -> Check:
+    """A check whose value must not exceed its bound, or not fall below it."""
+    passed = math.isfinite(value) and (value >= bound if at_least else value <= bound)
+    limit = f">= {bound:g}" if at_least else f"<= {bound:g}"
+    return Check(name, "pass" if passed else "fail", float(f"{value:.3g}"), limit, None if passed else remedy)
+
+
+class _Machine:
+    """The device under test, and small data and runs that several checks share; made when first needed."""
+
+    def __init__(self, device: torch.device, full: bool, folder: Path) -> None:
+        self.device, self.full, self.folder = device, full, folder
+        self._store: Path | None = None
+        self._trained: TrainResult | None = None
+
+    @property
+    def store(self) -> Store:
+        """Two simulated sessions of 16 channels."""
+        if self._store is None:
+            source = self.folder / "source"
+            simulate(source, n_sessions=2, n_trials=24, n_electrodes=8, difficulty="easy", seed=1)
+            prepare(source, self.folder / "store")
+            self._store = self.folder / "store"
+        return Store.open(self._store)
+
+    @property
+    def trained(self) -> TrainResult:
+        """A small run of one process."""
+        if self._trained is None:
+            overrides = [*_SMALL_RUN, f"runtime.device={self.device.type}"]
+            self._trained = train("tiny", self.store, self.folder / "run", overrides=overrides)
+        return self._trained
+
+    def recipe(self, *overrides: str) -> Recipe:
+        return load_recipe("tiny", ["encoder.width=32", "data.batching.batch_size=8", *overrides])
+
+    def batches(self, recipe: Recipe) -> PlannedBatches:
+        store = self.store
+        selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+        plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+        return PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec)
+
+    def state(self, recipe: Recipe, precision: str, name: str) -> TrainingState:
+        store = self.store
+        selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+        model = build_model(recipe, store, selection).to(self.device)
+        return TrainingState(model, recipe, create_run(self.folder / name, recipe, {}), precision)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Seconds of some work: CPU time on a CPU, where other processes must not count, else until it is complete."""
+        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
+        self.synchronise()
+        start = clock()
+        work()
+        self.synchronise()
+        return clock() - start
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+Group = Callable[[_Machine], Iterator[Check]]
+_SMALL_RUN = (
+    *("encoder.width=32", "encoder.dropout=0", "front_end.session_layer.dropout=0", "data.batching.batch_size=7"),
+    *("train.steps=4", "train.log_every=1", "train.validate_every=4", "ema.decay=0", "data.workers=0"),
+)
+
+
+# --- Numbers: every encoder in every precision against float64 on the CPU ------------------------------------
+
+
+def _encoders() -> dict[str, AnyEncoderSettings]:
+    """Every kind, causal and bidirectional."""
+    found: dict[str, AnyEncoderSettings] = {}
+    for bidirectional in (False, True):
+        suffix = " bidirectional" if bidirectional else ""
+        common = {"width": 32, "depth": 2, "dropout": 0.0, "bidirectional": bidirectional}
+        found[f"gru{suffix}"] = GRUSettings(**common)
+        found[f"ssm{suffix}"] = SSMSettings(n_heads=4, state_dim=8, **common)
+        no_dropout = {"attention_dropout": 0.0, "input_dropout": 0.0}
+        found[f"transformer{suffix}"] = TransformerSettings(n_heads=4, context=20, **common, **no_dropout)
+    return found
+
+
+def _check_numbers(machine: _Machine) -> Iterator[Check]:
+    for name, encoder in _encoders().items():
+        settings = ModelSettings(front_end=FrontEndSettings(patch=Patch(bins=6, stride=3)), encoder=encoder)
+        torch.manual_seed(0)
+        model = Model(ModelConfig(settings=settings, n_channels=16, sessions=("a", "b"), classes=CLASSES))
+        model.front_end.session_layer.settings = settings.front_end.session_layer.model_copy(update={"dropout": 0.0})
+        reference = _logits_and_gradients(copy.deepcopy(model).double(), torch.device("cpu"), "fp32", torch.float64)
+        for precision in _PRECISIONS:
+            where = f"{name}, {precision}"
+            if problem := _unsupported(precision, machine.device):
+                yield Check(f"logits and gradients: {where}", "skipped", remedy=problem)
+                continue
+            own = copy.deepcopy(model).to(machine.device)
+            logits, gradients = _logits_and_gradients(own, machine.device, precision, torch.float32)
+            error = ((logits - reference[0]).abs().max() / reference[0].abs().max()).item()
+            remedy = "update the driver and torch; train in fp32 until then (train.precision.kind=fp32)"
+            yield _judge(f"logits: {where}", error, _LOGIT_BOUNDS[precision], remedy)
+            difference = torch.stack([(g - r).square().sum() for g, r in zip(gradients, reference[1], strict=True)])
+            size = torch.stack([r.square().sum() for r in reference[1]])
+            error = (difference.sum() / size.sum()).sqrt().item()
+            yield _judge(f"gradients: {where}", error, _GRADIENT_BOUNDS[precision], remedy)
+
+
+def _logits_and_gradients(
+    model: Model, device: torch.device, precision: str, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """CTC logits and gradients of a batch with padding, as float64 on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    bins = torch.randn(3, 60, 16, generator=generator).to(device, dtype)
+    tokens = torch.randint(1, len(CLASSES), (3, 6), generator=generator)
+    n_bins, session = torch.tensor([60, 41, 33]), torch.tensor([0, 1, 0])
+    with autocast(precision, device):
+        outputs = model(bins, n_bins.to(device), session)
+    log_probs = outputs.log_probs["ctc"]
+    scored = log_probs if log_probs.dtype == torch.float64 else log_probs.float()
+    n_frames = model.config.settings.front_end.patch.count_frames(n_bins)
+    loss = F.ctc_loss(scored.transpose(0, 1), tokens.to(device), n_frames, torch.full((3,), 6), reduction="sum")
+    scale = 64.0 if precision == "fp16" else 1.0  # small gradients are subnormal in fp16 without a scale
+    gradients = torch.autograd.grad(scale * loss, list(model.parameters()), allow_unused=True)
+    valid = torch.arange(log_probs.shape[1]) < n_frames[:, None]
+    kept = [torch.zeros_like(p) if g is None else g / scale for p, g in zip(model.parameters(), gradients, strict=True)]
+    return log_probs.detach().cpu().double()[valid], [g.cpu().double() for g in kept]
+
+
+def _unsupported(precision: str, device: torch.device) -> str | None:
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "this GPU has no bf16; training falls back to fp16"
+    return None
+
+
+# --- Training: steps in every precision, overflow, compile, two processes, synchronisation ---------------------
+
+
+def _check_training(machine: _Machine) -> Iterator[Check]:
+    """The mean loss of the last steps is below that of the first ones."""
+    for precision in _PRECISIONS:
+        name = f"training steps: {precision}"
+        if problem := _unsupported(precision, machine.device):
+            yield Check(name, "skipped", remedy=problem)
+            continue
+        rows, _ = _train_steps(machine, precision, f"train-{precision}")
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        ratio = sum(losses[-4:]) / sum(losses[:4]) if len(losses) >= 8 else math.inf
+        remedy = "train in fp32 (train.precision.kind=fp32), and report this result"
+        yield _judge(f"{name} (last / first loss)", ratio, 0.95, remedy)
+
+
+def _check_overflow(machine: _Machine) -> Iterator[Check]:
+    scaler = torch.amp.GradScaler(machine.device.type, init_scale=2.0**40, backoff_factor=2.0**-12)
+    rows, state = _train_steps(machine, "fp16", "overflow", scaler)
+    n_overflows = sum(row["skipped"].get("overflow", 0) for row in rows)
+    incidents = len(read_jsonl(state.run.incidents_file))
+    finite = all(bool(torch.isfinite(p).all()) for p in state.model.parameters())
+    passed = 0 < n_overflows < len(rows) and not incidents and finite
+    value = f"{n_overflows} steps skipped, {incidents} incidents, weights {'finite' if finite else 'not finite'}"
+    remedy = None if passed else "train in bf16 or fp32 (train.precision.kind)"
+    yield Check("overflow in fp16", "pass" if passed else "fail", value, "skipped, no incident", remedy)
+
+
+def _train_steps(
+    machine: _Machine, precision: str, name: str, scaler: torch.amp.GradScaler | None = None
+) -> tuple[list[dict[str, Any]], TrainingState]:
+    """Train a small model for a few steps; return the rows of metrics.jsonl and the state."""
+    recipe = machine.recipe("train.steps=12", "train.log_every=1", "train.validate_every=12")
+    state = machine.state(recipe, precision, name)
+    if scaler is not None:
+        state.set_scaler(scaler)
+    batches = machine.batches(recipe)
+    train_loop(state, (batches[p] for p in count()), None, machine.device, Callback(), Stop())
+    return read_jsonl(state.run.metrics_file), state
+
+
+def _check_compile(machine: _Machine) -> Iterator[Check]:
+    name = "compiled forward pass (runtime.compile)"
+    if machine.device.type != "cuda":
+        yield Check(name, "skipped", remedy="runtime.compile is for CUDA only")
+        return
+    recipe = machine.recipe("encoder.dropout=0", "front_end.session_layer.dropout=0")
+    state, batch = machine.state(recipe, "fp32", "compile"), machine.batches(recipe)[0].to(machine.device)
+    plain = partial(encode_for_training, state.model)
+    compiled = partial(torch.compile(encode_for_training), state.model)
+    loss, compiled_loss = (
+        compute_gradients(state, encode, [batch], machine.device, Distributed()).read().loss
+        for encode in (plain, compiled)
+    )
+    error = abs(compiled_loss - loss) / abs(loss)
+    yield _judge(f"{name}, relative error of the loss", error, 1e-4, "set runtime.compile=false")
+
+
+def _check_two_processes(machine: _Machine) -> Iterator[Check]:
+    """The loss of two processes under torchrun equals that of one."""
+    name = "two processes (relative difference of the loss)"
+    if machine.device.type == "cuda" and torch.cuda.device_count() < 2:
+        yield Check(name, "skipped", remedy="this machine has one GPU")
+        return
+    alone, run = machine.trained, machine.folder / "two"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
+    command = ["arcuate", "train", "tiny", "--data", str(machine.folder / "store"), "--run", str(run), *_SMALL_RUN]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    full = [*launcher, *command, f"runtime.device={machine.device.type}"]
+    done = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        remedy = "start torchrun by hand with the same recipe to see the messages of every process"
+        yield Check(name, "fail", last[:200], "exit code 0", remedy)
+        return
+    one, two = (
+        [row["loss"] for row in read_jsonl(file) if row["split"] == "train"]
+        for file in (alone.run.metrics_file, run / "metrics.jsonl")
+    )
+    error = max(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True))
+    yield _judge(name, error, _MAX_RANK_DIFFERENCE, "train in one process, and report this result")
+
+
+def _check_reads(machine: _Machine) -> Iterator[Check]:
+    """Synchronisations of one step beyond those of torch's own CTC loss, which copies lengths to the device."""
+    name = "synchronisations per step"
+    if machine.device.type != "cuda":
+        yield Check(name, "skipped", remedy="a CPU has no queue of work to wait for")
+        return
+    recipe = machine.recipe()
+    state, batch = machine.state(recipe, "fp32", "reads"), machine.batches(recipe)[0].to(machine.device)
+    encode = partial(encode_for_training, state.model)
+    state.model.train()
+
+    def step() -> None:
+        compute_gradients(state, encode, [batch], machine.device, Distributed()).read()
+
+    def ctc() -> None:
+        log_probs = torch.zeros(20, 2, 5, device=machine.device, requires_grad=True).log_softmax(-1)
+        tokens = torch.ones(2, 4, dtype=torch.int64, device=machine.device)
+        lengths = torch.full((2,), 20), torch.full((2,), 4)
+        F.ctc_loss(log_probs, tokens, *lengths, reduction="none").sum().backward()
+
+    counts = []
+    for work in (step, ctc):
+        work()  # constants are copied to the device once
+        counts.append(_count_synchronisations(work))
+    remedy = "report this result; training works, but the GPU waits for the host"
+    yield _judge(name, float(counts[0] - counts[1]), float(_MAX_READS), remedy)
+
+
+def _count_synchronisations(work: Callable[[], object]) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(w.message) for w in caught)
+
+
+# --- Speed: data loading, official models beside the plain formulation, memory, streaming, word search ---------
+
+
+def _check_loading(machine: _Machine) -> Iterator[Check]:
+    """Seconds to read a batch, in one process, beside those of a step."""
+    recipe = machine.recipe()
+    state, planned = machine.state(recipe, "fp32", "loading"), machine.batches(recipe)
+    batch = planned[0].to(machine.device)
+    encode = partial(encode_for_training, state.model)
+    state.model.train()
+    step = lambda: compute_gradients(state, encode, [batch], machine.device, Distributed()).read()
+    step()
+    computing = median(machine.seconds(step) for _ in range(5))
+    loading = median(_process_seconds(lambda p=p: planned[p]) for p in range(1, 6))  # type: ignore[misc]
+    n_workers = max(1, count_cores())
+    remedy = "set data.workers to the number of cores, and keep the store on a local disk"
+    yield _judge("reading a batch / step, by all cores", loading / computing / n_workers, 1.0, remedy)
+
+
+def _process_seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _check_speed(machine: _Machine) -> Iterator[Check]:
+    """Training steps of the official models; without `full` with two short trials."""
+    for name in _OFFICIAL:
+        recipe = load_recipe(name)
+        n_trials = recipe.data.batching.batch_size if machine.full else 2
+        n_bins = 800 if machine.full else 120
+        n_sessions = recipe.data.published.n_sessions if machine.full else 2
+        config = ModelConfig(
+            settings=_without_extras(recipe),
+            n_channels=recipe.data.published.channels,
+            sessions=tuple(f"session-{i}" for i in range(n_sessions)),
+            classes=CLASSES,
+        )
+        if machine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(machine.device)
+        seconds = _time_both(machine, config, n_trials, n_bins)
+        size = f"{n_trials} trials of {n_bins} bins"
+        yield Check(f"{name}: steps per second ({size})", "pass", float(f"{1 / seconds['own']:.3g}"))
+        yield Check(f"{name}: plain torch.nn, steps per second", "pass", float(f"{1 / seconds['plain']:.3g}"))
+        remedy = "set runtime.threads, and close other programs; report the result if the speed stays low"
+        speed = seconds["plain"] / seconds["own"]
+        yield _judge(f"{name}: speed relative to plain torch.nn", speed, _MIN_RELATIVE_SPEED, remedy, at_least=True)
+        yield Check(f"{name}: peak memory, MB", "pass", round(memory_mb(machine.device)), _memory_bound(machine.device))
+
+
+def _without_extras(recipe: Recipe) -> ModelSettings:
+    """Encoder and patches of a recipe, without the parts that the plain formulation leaves out."""
+    kept = recipe.model.front_end
+    disabled = {name: getattr(kept, name).model_copy(update={"enabled": False}) for name in ("channel_gate", "stem")}
+    smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
+    front_end = kept.model_copy(update={**disabled, "smoothing": smoothing, "normalise": "none", "log1p": False})
+    return ModelSettings(front_end=front_end, encoder=recipe.encoder)
+
+
+def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: int) -> dict[str, float]:
+    """Median seconds of a training step of the model and of its plain formulation, in turns."""
+    generator = torch.Generator().manual_seed(0)
+    bins = torch.randn(n_trials, n_bins, config.n_channels, generator=generator).to(machine.device)
+    lengths = torch.full((n_trials,), n_bins)
+    session = torch.arange(n_trials) % len(config.sessions)
+    tokens = torch.randint(1, len(CLASSES), (n_trials, 10), generator=generator).to(machine.device)
+    n_frames = config.settings.front_end.patch.count_frames(lengths)
+    own, plain = Model(config).to(machine.device), PlainModel(config).to(machine.device)
+    forward: dict[str, Callable[[], Tensor]] = {
+        "own": lambda: own(bins, lengths.to(machine.device), session).log_probs["ctc"],
+        "plain": lambda: plain(bins, session.tolist()),
+    }
+    models: dict[str, torch.nn.Module] = {"own": own, "plain": plain}
+    optimizers = {name: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True) for name, m in models.items()}
+
+    def step(name: str) -> None:
+        optimizers[name].zero_grad()
+        log_probs = forward[name]().float().transpose(0, 1)
+        F.ctc_loss(log_probs, tokens, n_frames, torch.full((n_trials,), 10), reduction="none").mean().backward()
+        optimizers[name].step()
+
+    times: dict[str, list[float]] = {"own": [], "plain": []}
+    for repetition in range(4):
+        for name, taken in times.items():
+            seconds = machine.seconds(partial(step, name))
+            if repetition:  # the first step allocates
+                taken.append(seconds)
+    return {name: median(taken) for name, taken in times.items()}
+
+
+def _memory_bound(device: torch.device) -> str | None:
+    if device.type == "cuda":
+        return f"<= {torch.cuda.get_device_properties(device).total_memory / 1e6:.0f}"
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return f"<= {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e6:.0f}"
+    return None
+
+
+def _check_streaming(machine: _Machine) -> Iterator[Check]:
+    """Time per frame of a small model without a word search."""
+    decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=machine.device.type)
+    sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
+    deadline_ms = float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride)
+    values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)
+    remedy = "close other programs; stream on the CPU (--device cpu) if the GPU is busy with training"
+    yield _judge("streaming: time per frame, ms (median)", values["frame_ms_p50"], deadline_ms, remedy)
+
+
+def _check_word_search(machine: _Machine) -> Iterator[Check]:
+    """The English lexicon and language model on the frames of a few trials."""
+    decode(machine.trained, split="val")  # compiles or loads the compiled functions
+    start = time.process_time()
+    found = decode(machine.trained, split="val")
+    seconds = time.process_time() - start
+    remedy = "reduce --beam; the first command after an installation also compiles functions"
+    yield _judge("word search: CPU s per trial, loading included", seconds / max(1, len(found)), 10.0, remedy)
+
+
+_NUMBERS: tuple[tuple[str, Group], ...] = (("logits and gradients", _check_numbers),)
+_TRAINING: tuple[tuple[str, Group], ...] = (
+    ("training steps", _check_training),
+    ("overflow in fp16", _check_overflow),
+    ("compiled forward pass", _check_compile),
+    ("two processes", _check_two_processes),
+    ("synchronisations per step", _check_reads),
+)
+_SPEED: tuple[tuple[str, Group], ...] = (
+    ("data loading", _check_loading),
+    ("official models", _check_speed),
+    ("streaming", _check_streaming),
+    ("word search (functions are compiled on first use)", _check_word_search),
+)
+
+
+# --- The machine -----------------------------------------------------------------------------------------------
+
+
+def _describe_device(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "type": "cuda",
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_mb": round(properties.total_memory / 1e6),
+            "count": torch.cuda.device_count(),
+        }
+    name = platform.processor() or platform.machine()
+    return {"type": "cpu", "name": name, "cores": count_cores(), "threads": torch.get_num_threads()}
+
+
+def _versions() -> dict[str, str | None]:
+    packages: Sequence[str] = ("arcuate", "torch", "numpy", "numba", "h5py")
+    return {
+        "python": platform.python_version(),
+        **{name: installed_version(name) for name in packages},
+        "cuda": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,121 @@
+"""Targets: the success criteria that a recipe states, judged during training and from the files of a run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from arcuate.config import Settings
+from arcuate.files import fields_to_dict
+from arcuate.progress import logger, percent
+from arcuate.training.callbacks import Callback
+from arcuate.training.schedule import Steps
+
+_RATES = ("per", "wer")
+
+
+class Target(Settings):
+    """Success criteria of the run: error rates to reach in one validation, at the latest at `by_step`."""
+
+    per: float | None = Field(None, gt=0.0, le=10.0, description="Highest validation PER; null = no criterion.")
+    wer: float | None = Field(None, gt=0.0, le=10.0, description="Highest validation WER; null = no criterion.")
+    by_step: Steps | None = Field(None, description="Last step that counts; null = the end of the run.")
+
+    @model_validator(mode="after")
+    def _has_a_criterion(self) -> "Target":
+        if not self.rates:
+            raise ValueError("a target needs an error rate; set target.per or target.wer, or target to null")
+        return self
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The criteria by name of the error rate."""
+        return {name: rate for name in _RATES if (rate := getattr(self, name)) is not None}
+
+    @property
+    def text(self) -> str:
+        limits = " and ".join(f"{name.upper()} ≤ {percent(rate)}" for name, rate in self.rates.items())
+        return limits + ("" if self.by_step is None else f" by step {self.by_step:,}")
+
+
+@dataclass(frozen=True)
+class TargetOutcome:
+    """Whether a run met its target, with the validation that decided it."""
+
+    status: Literal["met", "missed", "open"]
+    step: int | None  # of the first validation that met it
+    text: str  # one clause
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+def judge_target(target: Target, rows: Iterable[Mapping[str, Any]], ended: bool) -> TargetOutcome:
+    """Judge a target by validation rows of metrics.jsonl; `ended`: there will be no further validations."""
+    limit = target.by_step
+    known = [row for row in rows if all(_rate(row, name) is not None for name in target.rates)]
+    counted = [row for row in known if limit is None or int(row["step"]) <= limit]
+    for row in counted:
+        if all((_rate(row, name) or 0.0) <= rate for name, rate in target.rates.items()):
+            return TargetOutcome("met", int(row["step"]), f"{_rates_text(target, row)} at step {int(row['step']):,}")
+    best = min(counted, key=lambda row: [_rate(row, name) or 0.0 for name in target.rates], default=None)
+    so_far = (
+        "it was not measured" if best is None else f"best {_rates_text(target, best)} at step {int(best['step']):,}"
+    )
+    if ended or (limit is not None and any(int(row["step"]) >= limit for row in known)):
+        return TargetOutcome("missed", None, so_far)
+    return TargetOutcome("open", None, so_far)
+
+
+def _rate(row: Mapping[str, Any], name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else None
+
+
+def _rates_text(target: Target, row: Mapping[str, Any]) -> str:
+    return " and ".join(f"{name.upper()} {percent(_rate(row, name))}" for name in target.rates)
+
+
+class TargetWatch(Callback):
+    """Callback that logs once when the target is met, and once when it can no longer be met."""
+
+    def __init__(self, target: Target, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._target = target
+        self._rows = [dict(row) for row in rows if row.get("split") != "train"]
+        self._status = judge_target(target, self._rows, ended=False).status
+
+    def outcome(self, ended: bool) -> TargetOutcome:
+        return judge_target(self._target, self._rows, ended)
+
+    def on_metrics(self, row: dict[str, Any]) -> None:
+        if row["split"] == "train":
+            return
+        self._rows.append(row)
+        found = self.outcome(ended=False)
+        if found.status != self._status and found.status == "met":
+            logger.info(f"target met: {self._target.text}; {found.text}")
+        elif found.status != self._status and found.status == "missed":
+            logger.warning(f"the target can no longer be met: {self._target.text}; {found.text}")
+        self._status = found.status
+
+    def on_incident(self, row: dict[str, Any]) -> None:
+        if (step := row.get("rewound_to")) is not None:
+            self._rows = [earlier for earlier in self._rows if earlier["step"] <= step]
+            self._status = self.outcome(ended=False).status
+
+
+def find_impossible_target(target: Target, steps: int, validate_every: int, words: bool) -> str | None:
+    """One sentence if no validation of the planned run can decide the target; None if one can."""
+    if "wer" in target.rates and not words:
+        return (
+            f"the target {target.text} is not checked during training, because validations do not decode words; set"
+            " validate.words=true"
+        )
+    first = min(steps, validate_every)
+    if target.by_step is not None and target.by_step < first:
+        return (
+            f"the target {target.text} cannot be met: the first validation is at step {first:,}; lower"
+            " train.validate_every, or raise target.by_step"
+        )
+    return None

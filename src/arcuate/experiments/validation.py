@@ -1,0 +1,132 @@
+"""Validation during training: phoneme errors, word errors if they are requested, and a sample of the predictions."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from arcuate.data.alphabet import CLASSES, SILENCE, token_names
+from arcuate.data.selection import Selection
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.errors import UserError
+from arcuate.evaluation.metrics import score_text, total
+from arcuate.evaluation.trials import TrialResult, decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.losses.config import LossSettings
+from arcuate.models.model import Model
+from arcuate.training.config import TrainingConfig, Validate
+from arcuate.training.environment import Distributed
+from arcuate.training.metrics import Validation
+
+ShowSample = Callable[[Sequence[str], Sequence[str]], None]
+DecodeWords = Callable[[np.ndarray], str]  # (F, V) log-probabilities to text
+
+
+def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> DecodeWords | None:
+    """The word search of the validation settings; None if words are not decoded."""
+    if not config.validate_.words or not trials:
+        return None
+    if not any(trial.text for trial in trials):
+        raise UserError(
+            "validate.words=true needs reference texts, but none of the validation trials has one; set"
+            " validate.words=false"
+        )
+    return _make_word_search(config.validate_)
+
+
+def _make_word_search(settings: Validate) -> DecodeWords:
+    # Imported here: the Numba kernels and the language model cost seconds that most runs do not need.
+    from arcuate.decoding.word_search.search import build_word_search
+    from arcuate.language.lexicon import open_lexicon
+    from arcuate.language.ngram.io import open_model
+
+    weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
+    lexicon = open_lexicon(settings.lexicon, CLASSES)
+    if tuple(lexicon.classes) != CLASSES:
+        raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; give another")
+    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=SILENCE)
+
+    def decode(log_probs: np.ndarray) -> str:
+        if not np.isfinite(log_probs.max(axis=1)).all():
+            return ""  # a model that diverged
+        found = search.search(log_probs, 1)
+        return (found[0].text or "") if found else ""
+
+    return decode
+
+
+def make_validator(
+    config: TrainingConfig,
+    store: Store,
+    selection: Selection,
+    loss: Callable[[], LossSettings],
+    decode_words: DecodeWords | None,
+    show_sample: ShowSample,
+    distributed: Distributed,
+) -> Callable[[Model], Validation]:
+    """Function that scores this rank's part of the validation trials; the sums are added over all ranks.
+
+    `loss` gives the settings of the current stage. Predictions are those of rank 0.
+    """
+    trials = selection.validation[distributed.rank :: distributed.size]
+    settings = config.validate_
+    search = phoneme_search(settings)
+    sampled = _spread(len(trials), settings.predictions)
+
+    def validate(model: Model) -> Validation:
+        started = time.perf_counter()
+        results = decode_trials(
+            model,
+            store,
+            trials,
+            batch_size=settings.batch_size,
+            loss=loss(),
+            keep_log_probs=decode_words is not None,
+            search=search,
+        )
+        if results and results[0].trial.tokens is not None:
+            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
+        sums = distributed.sum(session_sums(results, selection.sessions))
+        row = {"split": selection.selected_on, **summarise_sums(sums, selection.sessions)}
+        cost = {"seconds": time.perf_counter() - started}
+        texts: list[str] | None = None
+        if decode_words is not None:
+            texts = [decode_words(r.log_probs) if r.log_probs is not None else "" for r in results]
+            row |= _word_errors(results, texts, distributed)
+            cost["seconds_words"] = time.perf_counter() - started - cost["seconds"]
+        predictions = tuple(_prediction(results[i], texts[i] if texts else None) for i in sampled)
+        return Validation(row | {"cost": cost}, predictions)
+
+    return validate
+
+
+def _spread(n_trials: int, n_sampled: int) -> list[int]:
+    """Indices spread evenly over the trials; the same ones at every validation, so that they can be compared."""
+    n = min(n_trials, n_sampled)
+    return [i * n_trials // n for i in range(n)]
+
+
+def _word_errors(results: Sequence[TrialResult], texts: Sequence[str], distributed: Distributed) -> dict[str, Any]:
+    scores = [
+        score_text(result.trial.text, text).words
+        for result, text in zip(results, texts, strict=True)
+        if result.trial.text is not None
+    ]
+    own = torch.tensor([total(scores).errors, total(scores).length], dtype=torch.float64)
+    n_errors, n_words = (int(value) for value in distributed.sum(own).tolist())
+    return {"wer": n_errors / n_words if n_words else None, "word_errors": n_errors, "n_words": n_words}
+
+
+def _prediction(result: TrialResult, text: str | None) -> dict[str, Any]:
+    """One line of predictions.jsonl, without its step; the names are those of results/<split>.jsonl."""
+    trial = result.trial
+    return {
+        "trial": trial.id,
+        "text": trial.text,
+        "reference": None if trial.tokens is None else " ".join(token_names(trial.tokens)),
+        "hypothesis": " ".join(token_names(result.tokens)),
+        **({} if text is None else {"decoded_text": text}),
+    }

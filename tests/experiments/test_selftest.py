@@ -1,0 +1,89 @@
+"""`arcuate selftest`: all checks pass here, an error is a failed check, and the exit code follows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from arcuate.cli import app
+from arcuate.data.alphabet import CLASSES
+from arcuate.errors import UserError
+from arcuate.experiments import selftest as module
+from arcuate.experiments.plain_models import PlainModel
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.selftest import Check, selftest
+from arcuate.models.config import ModelConfig
+from support.cli import one_object
+from support.forking import arcuate
+
+
+def test_every_encoder_computes_the_same_in_every_precision(tmp_path: Path) -> None:
+    machine = module._Machine(torch.device("cpu"), False, tmp_path)
+    checks = list(module._check_numbers(machine))
+    assert len(checks) == 2 * 3 * 6  # logits and gradients, precisions, encoders
+    assert [c.name for c in checks if c.status != "pass"] == []
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *groups: module.Group) -> None:
+    monkeypatch.setattr(module, "_NUMBERS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
+    monkeypatch.setattr(module, "_TRAINING", ())
+    monkeypatch.setattr(module, "_SPEED", ())
+
+
+def good(machine: object) -> Iterator[Check]:
+    yield Check("good", "pass", 1.0, "<= 2")
+
+
+def broken(machine: object) -> Iterator[Check]:
+    yield Check("before", "skipped", remedy="a reason")
+    raise RuntimeError("CUDA error: out of memory\nmore lines")
+
+
+def test_an_error_is_a_failed_check_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, broken, good)
+    seen: list[tuple[int, int, str]] = []
+    result = selftest("cpu", progress=lambda *report: seen.append(report))
+    assert [(c.name, c.status) for c in result.checks] == [("before", "skipped"), ("group 0", "fail"), ("good", "pass")]
+    assert result.checks[1].value == "CUDA error: out of memory"
+    assert result.n_failed == 1
+    assert seen[-1][:2] == (2, 2)
+    with pytest.raises(UserError, match="device=tpu is not a device"):
+        selftest("tpu")
+
+
+@pytest.mark.parametrize(("group", "code"), [(good, 0), (broken, 1)])
+def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch, group: module.Group, code: int) -> None:
+    only(monkeypatch, group)
+    done = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--json"])
+    assert done.exit_code == code
+    values = one_object(done.stdout)
+    assert {"device", "versions", "checks"} <= set(values)
+    assert values["device"]["type"] == "cpu"
+    assert set(values["checks"][0]) == {"name", "status", "value", "bound", "remedy"}
+    table = CliRunner().invoke(app, ["selftest", "--device", "cpu"])
+    assert table.exit_code == code
+    assert ("fail" in table.stdout) == bool(code)
+
+
+@pytest.mark.parametrize("name", module._OFFICIAL)
+def test_plain_formulations_have_the_shape_of_the_model(name: str) -> None:
+    recipe = load_recipe(name, ["encoder.width=24", "encoder.depth=1"])
+    settings = module._without_extras(recipe)
+    config = ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)
+    log_probs = PlainModel(config)(torch.randn(2, 40, 4), [0, 1])
+    assert log_probs.shape == (2, settings.front_end.patch.count_frames(40), len(CLASSES))
+    assert torch.isfinite(log_probs).all()
+
+
+@pytest.mark.slow
+def test_all_checks_pass_on_this_cpu() -> None:
+    """Ratios of speed depend on what else the machine does, so only their presence is checked."""
+    done = arcuate("selftest", "--device", "cpu", "--json")
+    values = one_object(done.stdout)
+    failed = [c for c in values["checks"] if c["status"] == "fail" and "speed" not in c["name"]]
+    assert failed == []
+    names = " ".join(c["name"] for c in values["checks"])
+    for part in ("bf16", "overflow", "two processes", "b2t25-gru", "mode-ssm", "streaming", "word search", "memory"):
+        assert part in names

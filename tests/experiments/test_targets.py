@@ -1,0 +1,84 @@
+"""Targets: judged by validations, reported while training, and impossible ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.targets import Target, TargetWatch, find_impossible_target, judge_target
+from arcuate.experiments.train import train
+
+SMALL = ["encoder.width=8", "encoder.depth=1", "data.batching.batch_size=4", "train.steps=4", "train.validate_every=2"]
+
+
+def rows(**rates: tuple[float, ...]) -> list[dict[str, Any]]:
+    names = list(rates)
+    return [
+        {"step": 100 * (i + 1), "split": "val", **dict(zip(names, values, strict=True))}
+        for i, values in enumerate(zip(*rates.values(), strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "ended", "status", "step"),
+    [
+        (Target(per=0.3), False, "met", 200),
+        (Target(per=0.3, by_step=200), False, "met", 200),
+        (Target(per=0.3, by_step=199), False, "missed", None),
+        (Target(per=0.1), False, "open", None),
+        (Target(per=0.1), True, "missed", None),
+        (Target(per=0.3, wer=0.45), False, "met", 300),
+        (Target(per=0.1, by_step=400), False, "open", None),
+    ],
+)
+def test_judgement(target: Target, ended: bool, status: str, step: int | None) -> None:
+    outcome = judge_target(target, rows(per=(0.5, 0.3, 0.2), wer=(0.6, 0.5, 0.4)), ended)
+    assert (outcome.status, outcome.step) == (status, step)
+
+
+def test_rates_that_were_not_measured_do_not_count() -> None:
+    outcome = judge_target(Target(wer=0.1), rows(per=(0.5, 0.01)), ended=True)
+    assert (outcome.status, outcome.text) == ("missed", "it was not measured")
+
+
+def test_watch_reports_once_and_follows_rewinds(messages: list[str]) -> None:
+    watch = TargetWatch(Target(per=0.3), [])
+    for row in rows(per=(0.5, 0.3, 0.2)):
+        watch.on_metrics(row)
+    assert len(messages) == 1 and messages[0].startswith("target met: PER ≤ 30.0 %; PER 30.0 % at step 200")
+    watch.on_incident({"step": 300, "rewound_to": 100})
+    assert watch.outcome(ended=False).status == "open"
+
+
+def test_watch_reports_that_the_step_has_passed(messages: list[str]) -> None:
+    watch = TargetWatch(Target(per=0.1, by_step=200), [])
+    for row in rows(per=(0.5, 0.3, 0.05)):
+        watch.on_metrics(row)
+    assert len(messages) == 1
+    assert "can no longer be met: PER ≤ 10.0 % by step 200; best PER 30.0 % at step 200" in messages[0]
+
+
+def test_impossible_targets_are_reported_before_training() -> None:
+    assert "first validation is at step 500" in str(
+        find_impossible_target(Target(per=0.1, by_step=300), 1000, 500, True)
+    )
+    assert "validate.words=true" in str(find_impossible_target(Target(wer=0.1), 1000, 500, False))
+    assert find_impossible_target(Target(per=0.1, by_step=500), 1000, 500, False) is None
+
+
+def test_training_says_whether_the_target_was_met(cohort_store: Path, tmp_path: Path, messages: list[str]) -> None:
+    overrides = [*SMALL, "purpose=A first look", "target={per: 10.0, by_step: 3}"]
+    result = train("tiny", cohort_store, tmp_path / "run", overrides=overrides)
+    assert result.target is not None and (result.target.status, result.target.step) == ("met", 2)
+    assert any("purpose: A first look" in message for message in messages)
+    assert any("target met: PER ≤ 1000.0 % by step 3" in message for message in messages)
+    changed = [*overrides[:-1], "target={per: 0.001}"]  # may differ in a resumed run
+    assert train("tiny", cohort_store, result.run, overrides=changed, resume=True).target.status == "missed"
+
+
+@pytest.mark.parametrize("target", ["{}", "{by_step: 5}", "{per: 0}", "{per: 0.1, by: 4}"])
+def test_invalid_targets_are_rejected(target: str) -> None:
+    with pytest.raises(UserError, match="target"):
+        load_recipe("tiny", [f"target={target}"])

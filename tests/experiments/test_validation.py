@@ -1,0 +1,140 @@
+"""Validation during training: WER, epochs, selection by WER, and the predictions kept in the run folder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
+from arcuate.experiments.validation import open_word_search
+from arcuate.files import append_jsonl, read_jsonl
+from arcuate.run import Run
+from arcuate.training.callbacks import Callback, Stop
+from arcuate.training.checkpoint import Best, FileSizes
+from support.training import make_recipe, make_state
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALL = [
+    *("encoder.width=8", "encoder.depth=1", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
+    *("train.steps=6", "train.log_every=2", "train.validate_every=2", "train.checkpoint_every=3"),
+]
+WORDS = ["validate.words=true", f"validate.lm={GOLDEN / 'words.alm'}", "validate.predictions=3"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = tmp_path_factory.mktemp("validation") / "run"
+    return train("tiny", cohort_store, run, overrides=[*SMALL, *WORDS, "train.select_by=wer"]).run
+
+
+def validations(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.metrics() if row["split"] == "val"]
+
+
+def test_validation_rows_have_the_wer_and_the_epoch(uninterrupted: Run, cohort_store: Path) -> None:
+    rows = validations(uninterrupted)
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    for row in rows:
+        assert row["wer"] == pytest.approx(row["word_errors"] / row["n_words"])
+    n_trials = sum(t.split == "train" and t.usable for t in Store.open(cohort_store).trials)
+    per_epoch = -(-n_trials // 4)
+    assert [row["epoch"] for row in rows] == [pytest.approx(step / per_epoch, abs=1e-4) for step in (2, 4, 6)]
+    assert all("epoch" in row for row in uninterrupted.metrics())
+
+
+def test_checkpoint_is_selected_by_wer(uninterrupted: Run) -> None:
+    best = min(validations(uninterrupted), key=lambda row: (row["wer"], row["per"], row["step"]))
+    assert (uninterrupted.checkpoints / "best").resolve().name == f"step-{best['step']:08d}"
+
+
+def test_predictions_are_kept_and_bounded(uninterrupted: Run) -> None:
+    rows = read_jsonl(uninterrupted.predictions_file)
+    assert [row["step"] for row in rows] == [2] * 3 + [4] * 3 + [6] * 3
+    assert [row["trial"] for row in rows[:3]] == [row["trial"] for row in rows[3:6]]
+    assert {"trial", "text", "reference", "hypothesis", "decoded_text"} < rows[0].keys()
+    assert rows[0]["text"] and len(rows[0]["reference"].split()) > 3
+
+
+class _StopAt(Callback):
+    def __init__(self, step: int, stop: Stop) -> None:
+        self.step, self.stop = step, stop
+
+    def on_step(self, step: int) -> None:
+        if step == self.step:
+            self.stop.request()
+
+
+@pytest.mark.parametrize("step", [2, 3])  # training ends one step later
+def test_resumed_run_has_the_same_rows(uninterrupted: Run, cohort_store: Path, tmp_path: Path, step: int) -> None:
+    run, stop = tmp_path / "run", Stop()
+    settings = [*SMALL, *WORDS, "train.select_by=wer"]
+    assert train("tiny", cohort_store, run, overrides=settings, stop=stop, callbacks=[_StopAt(step, stop)]).interrupted
+    # Rows after the checkpoint, as a killed process leaves them.
+    append_jsonl(Run(run).predictions_file, {"step": 99, "trial": "of a killed process"})
+    resumed = train("tiny", cohort_store, run, overrides=settings, resume=True)
+    assert resumed.run.predictions_file.read_bytes() == uninterrupted.predictions_file.read_bytes()
+    rows, expected = (
+        [{key: value for key, value in row.items() if key != "cost"} for row in found.metrics()]
+        for found in (resumed.run, uninterrupted)
+    )
+    assert rows == expected
+    assert resumed.best_wer == min(row["wer"] for row in validations(uninterrupted))
+
+
+def test_rewound_predictions_are_removed(cohort_store: Path, tmp_path: Path) -> None:
+    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
+    for step in (1, 2, 3):
+        append_jsonl(state.run.predictions_file, {"step": step}, {"step": step})
+        append_jsonl(state.run.metrics_file, {"step": step})
+    state.step = 2
+    assert state.remove_rewound_rows() == [{"step": 3}]
+    assert [row["step"] for row in read_jsonl(state.run.predictions_file)] == [1, 1, 2, 2]
+
+
+def test_runs_of_earlier_versions_have_no_predictions(cohort_store: Path, tmp_path: Path) -> None:
+    assert FileSizes(metrics=10, incidents=0).predictions == 0
+    overrides = [*SMALL, "validate.predictions=0"]
+    run = train("tiny", cohort_store, tmp_path / "run", overrides=[*overrides, "train.steps=2"]).run
+    assert run.predictions_file.read_bytes() == b""
+    run.predictions_file.unlink()
+    assert train("tiny", cohort_store, run, overrides=[*overrides, "train.steps=2"], resume=True).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("by", "new", "improves"),
+    [
+        ("per", Best(2, per=0.2, loss=9.0, wer=0.9), True),
+        ("per", Best(2, per=0.3, loss=0.9, wer=0.9), True),  # a tie is decided by the loss
+        ("per", Best(2, per=0.4, loss=0.1, wer=0.1), False),
+        ("wer", Best(2, per=0.4, loss=9.0, wer=0.4), True),
+        ("wer", Best(2, per=0.2, loss=0.1, wer=0.6), False),
+        ("wer", Best(2, per=0.2, loss=9.0, wer=0.5), True),  # a tie is decided by PER
+        ("wer", Best(2, per=0.3, loss=0.1, wer=0.5), False),
+    ],
+)
+def test_best_validation(by: Any, new: Best, improves: bool) -> None:
+    best = Best(1, per=0.3, loss=1.0, wer=0.5)
+    assert best.update(new, by) is improves
+    assert best == (new if improves else Best(1, per=0.3, loss=1.0, wer=0.5))
+
+
+def test_selection_by_wer_needs_words() -> None:
+    with pytest.raises(UserError, match=r"validate\.words=true"):
+        load_recipe("tiny", ["train.select_by=wer"])
+
+
+def test_words_need_reference_texts(cohort_store: Path) -> None:
+    trials = [t for t in Store.open(cohort_store).trials if t.split == "val"]
+    object.__setattr__(trials[0], "text", None)
+    with pytest.raises(UserError, match="reference texts"):
+        open_word_search(load_recipe("tiny", ["validate.words=true"]), trials[:1])
+
+
+def test_missing_language_model_is_reported_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, "validate.words=true", "validate.lm=nowhere.alm"]
+    with pytest.raises(UserError, match=r"nowhere\.alm"):
+        train("tiny", cohort_store, tmp_path / "run", overrides=overrides)
+    assert not (tmp_path / "run").exists()

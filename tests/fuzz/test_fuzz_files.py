@@ -1,0 +1,329 @@
+"""Damaged files of every format that the project reads: refused in one sentence, or read.
+
+Files with a hash or checksum must be refused or give exactly their original content.
+"""
+
+import gzip
+import io
+import json
+import random
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.config import read_yaml
+from arcuate.data.prepare import prepare_store
+from arcuate.data.readers import process
+from arcuate.data.store import Store
+from arcuate.decoding.config import read_decoding_config
+from arcuate.decoding.log_probs import read_log_probs
+from arcuate.errors import UserError
+from arcuate.evaluation.candidates import read_candidates
+from arcuate.evaluation.linear import read_weights
+from arcuate.evaluation.rescore import read_n_best
+from arcuate.evaluation.submission import read_texts
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.sweep import read_space
+from arcuate.files import read_json
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.report.page import report_page
+from arcuate.insight.report.run_data import read_run_data
+from arcuate.insight.runs import list_runs
+from arcuate.language.lexicon import read_lexicon
+from arcuate.language.ngram.io import open_model, read_third_party
+from arcuate.language.ngram.model import check_model_file
+from arcuate.language.ngram.perplexity import score_text
+from arcuate.models.io import load_model
+from arcuate.run import Run
+from arcuate.training.checkpoint import load_checkpoint
+from support.benchmarks import load
+from support.counts import THOROUGH
+from support.doctor_logs import falling, log
+from support.fuzzing import Outcomes, damaged, fuzz
+from support.recordings import FakeTrial, noise, write_hdf5, write_mat
+
+DIALECTS = load("doctor_dialects").DIALECTS
+GOLDEN = Path(__file__).parents[1] / "golden"
+SESSION = "t15.2023.08.11"
+Reader = Callable[[bytes, Path], object]
+
+
+def check(
+    read: Reader, seeds: list[bytes], folder: Path, usual: int, thorough: int, minimum_refused: float = 0.0
+) -> Outcomes:
+    outcomes = fuzz(read, damaged(seeds, usual, thorough), folder)
+    outcomes.check(minimum_refused)
+    return outcomes
+
+
+def write_and(read: Callable[[Path], object], name: str) -> Reader:
+    """Write the content to the file `name` and read it."""
+
+    def write_and_read(content: bytes, folder: Path) -> object:
+        (folder / name).write_bytes(content)
+        return read(folder / name)
+
+    return write_and_read
+
+
+# --- recordings and stores -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["hdf5", "mat"])
+def test_recordings(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    bins = [noise(20, 4, seed=i) for i in range(3)]
+    if layout == "hdf5":
+        path = write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [FakeTrial(b) for b in bins])
+    else:
+        path = write_mat(tmp_path / "source" / "train" / "t12.2022.04.28.mat", bins, ["One two.", "Yes.", "No."])
+    seed = path.read_bytes()
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        report = prepare_store(path.parents[1], folder / "store", force=True)
+        if not report.written:
+            raise UserError(report.unreadable[0].detail)
+        store = Store.open(folder / "store")
+        assert store.find_changed() == []
+        n_missing = sum(1 for row in report.unreadable) + sum("not trials" in row.detail for row in report.quality)
+        assert len(store.trials) == 3 or n_missing, "a trial is missing and no row of the report says so"
+
+    check(read, [seed], tmp_path / layout, 60, 2500)
+
+
+@pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.h5"])
+def test_stores(tmp_path: Path, part: str) -> None:
+    shutil.copytree(GOLDEN / "store", tmp_path / "old")
+    write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [FakeTrial(noise(20, 4, seed=i)) for i in range(3)])
+    prepare_store(tmp_path / "source", tmp_path / "store")
+    path = tmp_path / "store" / part
+    seed = path.read_bytes()
+    original = _contents(tmp_path / "store")
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        found = _contents(tmp_path / "store")
+        assert part == "manifest.json" or found == original, "changed content was read"
+
+    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 100, 4000)
+
+
+def _contents(path: Path) -> list[tuple[bytes, ...]]:
+    store = Store.open(path)
+    store.check_unchanged(store.trials)
+    rows = []
+    for info in store.trials:
+        block, past = store.block_statistics(info), store.past_statistics(info, log=True)
+        rows.append((store.read_bins(info).tobytes(), block.mean.tobytes(), past.sd.tobytes()))
+    store.close()
+    return rows
+
+
+# --- runs and models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["recipe.yaml", "environment.json", "metrics.jsonl", "results/val.json", "results/val.jsonl", "results/val.npz"],
+)
+def test_run_folders(tmp_path: Path, part: str) -> None:
+    shutil.copytree(GOLDEN / "run", tmp_path / "runs" / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    path = tmp_path / "runs" / "run" / part
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        list_runs(tmp_path / "runs").to_dicts()
+        report_page(read_run_data(Run(tmp_path / "runs" / "run")))
+
+    check(read, [path.read_bytes()], tmp_path / f"run-{part.replace('/', '-')}", 8, 500)
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "model.json"])
+def test_model_folders(tmp_path: Path, part: str) -> None:
+    shutil.copytree(GOLDEN / "model", tmp_path / "model")
+    read = write_and(lambda path: load_model(path.parent), part)
+    check(read, [(tmp_path / "model" / part).read_bytes()], tmp_path / "model", 40, 1500)
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "model.json", "state.json", "training.safetensors"])
+def test_checkpoints(tmp_path: Path, part: str) -> None:
+    shutil.copytree(GOLDEN / "run" / "checkpoints" / "step-00001000", tmp_path / "step-00001000")
+    seed = (tmp_path / "step-00001000" / part).read_bytes()
+    name = tmp_path / "step-00001000" / part
+
+    def read(content: bytes, folder: Path) -> None:
+        name.write_bytes(content)
+        load_checkpoint(tmp_path / "step-00001000")
+        load_model(tmp_path / "step-00001000")
+        assert content == seed or part == "state.json", "changed content was read"
+
+    check(read, [seed], tmp_path / f"checkpoint-{part}", 30, 700, minimum_refused=0.5)
+
+
+# --- language models, lexicons, decodings, scores ---------------------------------------------------------------
+
+ARPA = b"""\\data\\
+ngram 1=5
+ngram 2=4
+
+\\1-grams:
+-99 <s> -0.3
+-0.9 </s>
+-0.7 the -0.2
+-0.8 sea -0.1
+-1.2 <unk>
+
+\\2-grams:
+-0.2 <s> the
+-0.3 the sea
+-0.4 sea </s>
+-0.6 the the
+
+\\end\\
+"""
+
+
+def test_arpa(tmp_path: Path) -> None:
+    check(write_and(read_third_party, "words.arpa"), [ARPA, gzip.compress(ARPA, mtime=0)], tmp_path / "arpa", 150, 4000)
+
+
+def test_model_files(tmp_path: Path) -> None:
+    seed = (GOLDEN / "words.alm").read_bytes()
+
+    def read(content: bytes, folder: Path) -> None:
+        (folder / "words.alm").write_bytes(content)
+        model = open_model(folder / "words.alm")
+        score_text(model, ["the television show starts at four"])
+        check_model_file(folder / "words.alm")
+        assert content == seed or _same_arrays(content, seed), "changed content was read"
+
+    check(read, [seed], tmp_path / "alm", 60, 3000, minimum_refused=0.5)
+
+
+def _same_arrays(content: bytes, seed: bytes) -> bool:
+    """Whether only the header differs, such as a name in the metadata."""
+    length = int.from_bytes(seed[:8], "little")
+    return content[:8] == seed[:8] and content[8 + length :] == seed[8 + length :]
+
+
+def test_lexicons(tmp_path: Path) -> None:
+    seed = b"the DH AH\nthe(2) DH IY\nsea S IY\n;;; comment\nhello HH AH L OW\n"
+    check(write_and(read_lexicon, "lexicon.txt"), [seed], tmp_path / "lexicon", 150, 3000)
+
+
+def test_decodings(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": f"{SESSION}/test/{i:04d}", "session": SESSION, "text": "the sea", "score": -1.5, "lm": "words.alm",
+            "in_lm_text": None, "reference": "the sea", "nbest": [
+                {"text": "the sea", "score": -1.5, "acoustic": -1.0, "lm": -0.5},
+                {"text": "this", "score": -3.5, "acoustic": -2.0, "lm": -1.5},
+            ],
+        }
+        for i in range(3)
+    ]  # fmt: skip
+
+    def read(path: Path) -> None:
+        failures = []
+        for function in (read_candidates, read_n_best, read_texts):
+            try:
+                function(path)
+            except UserError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    seed = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    check(write_and(read, "words.jsonl"), [seed], tmp_path / "decodings", 200, 4000)
+
+
+def test_frame_scores(tmp_path: Path) -> None:
+    seed = (GOLDEN / "scores.npz").read_bytes()
+    small = io.BytesIO()
+    logp = np.log(np.full((6, 41), 1 / 41, np.float32))
+    np.savez(small, logp=logp, lengths=np.array([4, 2]), trials=np.array(["a", "b"]))
+    check(write_and(read_log_probs, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz", 150, 4000)
+
+
+def test_arrays_in_archives(tmp_path: Path) -> None:
+    """The arrays (.npy) inside an intact archive, which has no checksum error to stop at."""
+    array = io.BytesIO()
+    np.save(array, np.log(np.full((6, 41), 1 / 41, np.float32)))
+
+    def read(content: bytes, folder: Path) -> None:
+        with zipfile.ZipFile(folder / "scores.npz", "w") as archive:
+            archive.writestr("logp.npy", content)
+            lengths = io.BytesIO()
+            np.save(lengths, np.array([6]))
+            archive.writestr("lengths.npy", lengths.getvalue())
+        read_log_probs(folder / "scores.npz")
+
+    check(read, [array.getvalue()[:400]], tmp_path / "npy", 150, 4000)
+
+
+# --- training logs -----------------------------------------------------------------------------------------------
+
+
+def test_training_logs(tmp_path: Path) -> None:
+    seeds = []
+    made = log(falling(n=25), falling(n=25), falling(n=25))
+    for name, write in DIALECTS.items():
+        path = tmp_path / f"{name}{'.tfevents.1.host' if name == 'events' else ''}"
+        write(made, path)
+        seeds.append(path.read_bytes())
+    check(write_and(diagnose, "log"), seeds, tmp_path / "logs", 60, 5000)
+
+
+def test_event_files(tmp_path: Path) -> None:
+    DIALECTS["events"](log(falling(n=25), falling(n=25), falling(n=25)), tmp_path / "events.out.tfevents.1.host")
+    seed = (tmp_path / "events.out.tfevents.1.host").read_bytes()
+    (tmp_path / "events").mkdir()
+    check(write_and(diagnose, "events.out.tfevents.1.host"), [seed], tmp_path / "events", 60, 2000)
+
+
+# --- settings ------------------------------------------------------------------------------------------------------
+
+RECIPE = (GOLDEN / "run" / "recipe.yaml").read_bytes()
+SPACE = b"schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\nencoder.width: {choices: [32, 64]}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "read"),
+    [
+        ("recipe", b"extends: tiny\ntrain: {steps: 20, seed: 1}\nschedule: {peak_lr: 0.003}\n", load_recipe),
+        ("run-recipe", RECIPE, load_recipe),
+        ("space", SPACE, lambda path: read_space(path, "tiny")),
+        ("weights", (GOLDEN / "weights.yaml").read_bytes(), read_decoding_config),
+        (
+            "linear",
+            b"weights:\n  acoustic: 1.0\n  lm: 0.5\nabout: {n: 3}\n",
+            lambda p: read_weights(p, ["acoustic", "lm"]),
+        ),
+        ("yaml", b"a: &a [1, 2.5, true]\nb: {c: *a, <<: {d: 2024-01-02}}\ne: |\n  text\n", read_yaml),
+        ("json", b'{"a": [1, 2.5, null], "b": {"c": "text"}}', read_json),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings(tmp_path: Path, name: str, seed: bytes, read: Callable[[Path], object]) -> None:
+    check(write_and(read, f"{name}.yaml"), [seed], tmp_path / name, 20, 1000)
+
+
+@pytest.mark.parametrize("kind", ["yaml", "jsonl"])
+def test_generated_text(tmp_path: Path, kind: str) -> None:
+    """Small documents assembled from the marks of a format, which byte mutations rarely combine."""
+    marks = {
+        "yaml": ["a", "b: ", "- ", "\n", "  ", "&x ", "*x", "<<: ", "{", "}", "[", "]", ",", "!!int ", "!", "? ", ": ",
+                 "|", ">", "'", '"', "#", "---\n", "...", "%", "1e9", "2024-13-01", "0x", "~", "@", "\t", "é", "\x85"],
+        "jsonl": ["{", "}", "[", "]", '"id"', '"text"', '"nbest"', ": ", ", ", '"a/test/0001"', "1e999", "NaN", "null",
+                  "-", "\n", '"\\ud800"', "true", '"', "[[[[[[", '{"text": "a", "score": -1}'],
+    }[kind]  # fmt: skip
+    rng = random.Random(7)
+    n = 10_000 if THOROUGH else 300
+    inputs = ["".join(rng.choices(marks, k=rng.randrange(1, 25))).encode() for _ in range(n)]
+    reader = write_and(read_yaml if kind == "yaml" else read_candidates, f"file.{kind}")
+    fuzz(reader, inputs, tmp_path / f"generated-{kind}").check(minimum_refused=0.2)

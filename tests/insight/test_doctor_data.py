@@ -1,0 +1,136 @@
+"""Faults in the data of a run are found and named; a sound store has none."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from arcuate.data.alphabet import SILENCE, token_names
+from arcuate.data.store import MANIFEST_FILE, Store, session_path
+from arcuate.files import read_json, write_json, write_jsonl
+from arcuate.insight.doctor import check_data, diagnose
+from arcuate.run import Run
+from support.cli import NO_TORCH
+from support.fabricate_runs import make_run
+
+Edit = Callable[[dict[str, Any], np.ndarray], None]
+
+
+def faulty_run(folder: Path, store: Path, chosen: Callable[[dict[str, Any]], bool], edit: Edit) -> Run:
+    """A healthy-looking run on a copy of the store in which some training trials were edited."""
+    copy = folder / "store"
+    shutil.copytree(store, copy)
+    manifest = read_json(copy / MANIFEST_FILE)
+    start: dict[str, int] = {}
+    for trial in manifest["trials"]:
+        first = start.get(trial["session"], 0)
+        start[trial["session"]] = first + trial["n_bins"]
+        if trial["split"] == "train" and chosen(trial):
+            with h5py.File(session_path(copy, trial["session"]), "r+") as file:
+                bins = file["bins"][first : first + trial["n_bins"]]
+                edit(trial, bins)
+                file["bins"][first : first + trial["n_bins"]] = bins
+    write_json(copy / MANIFEST_FILE, manifest)
+    sessions = list(Store.open(copy).sessions)
+    return make_run(folder / "run", data={"path": str(copy), "sessions": sessions})
+
+
+def put_nan(trial: dict[str, Any], bins: np.ndarray) -> None:
+    bins[3, 2] = np.nan
+
+
+def silence(trial: dict[str, Any], bins: np.ndarray) -> None:
+    bins[:] = 0.0
+
+
+def pad(trial: dict[str, Any], bins: np.ndarray) -> None:
+    trial["tokens"] = trial["tokens"] + [SILENCE] * 5
+
+
+def relabel(trial: dict[str, Any], bins: np.ndarray) -> None:
+    trial["tokens"] = [7, 9, 3, 12, 30, 22, SILENCE]
+
+
+def one_in_five(trial: dict[str, Any]) -> bool:
+    return trial["number"] % 5 == 0
+
+
+def first_session(trial: dict[str, Any]) -> bool:
+    return bool(trial["session"] == "t15.2023.08.11")
+
+
+@pytest.mark.parametrize(
+    ("edit", "chosen", "kind"),
+    [
+        (put_nan, one_in_five, "non-finite bins"),
+        (silence, first_session, "dead session"),
+        (silence, one_in_five, "dead trials"),
+        (pad, one_in_five, "padded labels"),
+        (relabel, one_in_five, "labels"),
+    ],
+)
+def test_faults_are_named(
+    tmp_path: Path, cohort_store: Path, edit: Edit, chosen: Callable[[dict[str, Any]], bool], kind: str
+) -> None:
+    run = faulty_run(tmp_path, cohort_store, chosen, edit)
+    diagnosis = diagnose(run.path, check_store=True)
+    assert [fault.kind for fault in diagnosis.data_faults] == [kind]
+    fault = diagnosis.data_faults[0]
+    assert fault.severe and fault.trials
+    assert diagnosis.causes[0].factor == f"data: {kind}"
+    remedy = diagnosis.fix()
+    assert not remedy
+    assert "in the data" in remedy.message and fault.trials[0] in remedy.message
+
+
+def test_sound_store_has_no_fault(tmp_path: Path, cohort_store: Path) -> None:
+    run = faulty_run(tmp_path, cohort_store, lambda trial: False, put_nan)
+    checked = check_data(run)
+    assert checked.faults == ()
+    assert checked.n_train == sum(t.split == "train" for t in Store.open(cohort_store).trials)
+
+
+def test_missing_store_is_noted(tmp_path: Path) -> None:
+    diagnosis = diagnose(make_run(tmp_path / "run").path, check_store=True)
+    assert any("not checked" in note for note in diagnosis.notes)
+
+
+def write_train_results(run: Run, store: Store, swapped: tuple[int, int] | None) -> tuple[str, ...]:
+    """Results of the training split: every output equals its label, except for two trials that are exchanged."""
+    trials = [t for t in store.trials if t.split == "train" and t.tokens]
+    outputs = [list(t.tokens or ()) for t in trials]
+    if swapped:
+        a, b = swapped
+        outputs[a], outputs[b] = outputs[b], outputs[a]
+    rows = [
+        {"trial": t.id, "session": t.session, "reference": token_names(t.tokens or ()), "hypothesis": token_names(o)}
+        for t, o in zip(trials, outputs, strict=True)
+    ]
+    write_jsonl(run.results_file("train"), rows)
+    return tuple(trials[i].id for i in swapped) if swapped else ()
+
+
+def test_exchanged_labels_are_found_in_the_results_of_the_training_split(tmp_path: Path, cohort_store: Path) -> None:
+    run = faulty_run(tmp_path, cohort_store, lambda trial: False, put_nan)
+    store = Store.open(cohort_store)
+    write_train_results(run, store, None)
+    assert check_data(run).faults == ()
+    ids = write_train_results(run, store, (1, 8))
+    fault = check_data(run).faults[0]
+    assert (fault.kind, set(fault.trials), fault.severe) == ("suspected labels", set(ids), False)
+    assert f"{ids[0]} that of {ids[1]}" in fault.sentence
+
+
+def test_store_is_checked_without_torch(tmp_path: Path, cohort_store: Path) -> None:
+    import subprocess
+    import sys
+
+    run = faulty_run(tmp_path, cohort_store, one_in_five, put_nan)
+    code = NO_TORCH.format(arguments=["doctor", str(run.path)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "NaN or infinite bins" in " ".join(done.stdout.split())

@@ -1,0 +1,121 @@
+"""Remedies: recipes that extend the run's own, and the comparison of a trained remedy with its run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import diff_recipes, load_recipe
+from arcuate.experiments.train import train
+from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
+from arcuate.insight.doctor.measurements import Measurements
+from arcuate.insight.doctor.step_size import judge_step_size
+from arcuate.insight.doctor.training_log import Series, TrainingLog
+from arcuate.run import Run
+from support.cli import assert_refused, one_object
+from support.fabricate_runs import make_run
+from support.forking import arcuate
+
+SMALL = {"encoder.width": 16, "encoder.depth": 1, "train.steps": 12, "train.log_every": 1, "train.validate_every": 2}
+
+
+def stuck_run(path: Path, overrides: list[str], loss: np.ndarray, grad: float, lr: float, n_parameters: int) -> Run:
+    """A run whose output stayed blank, with the given training rows."""
+    run = make_run(path, overrides, results=False, n_parameters=n_parameters)
+    rows: list[dict[str, Any]] = []
+    for i, value in enumerate(loss):
+        step = round(600 * (i + 1) / len(loss))
+        rows.append({"step": step, "split": "train", "loss": float(value), "grad_norm": grad, "lr": lr})
+        if i % 2:
+            rows.append({"step": step, "split": "val", "loss": 3.2, "per": 1.0})
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def small_updates(path: Path) -> Run:
+    return stuck_run(path, ["optimizer.eps=0.1"], np.linspace(3.3, 3.2, 24), 1.0, 0.0015, 150_000)
+
+
+def large_updates(path: Path) -> Run:
+    return stuck_run(path, ["schedule.peak_lr=0.3"], 3.5 + 0.2 * np.sin(np.arange(24)), 1.0, 0.3, 150_000)
+
+
+def test_updates_that_are_too_small_get_larger(tmp_path: Path) -> None:
+    diagnosis = diagnose(small_updates(tmp_path / "run").path)
+    first = diagnosis.causes[0]
+    assert (first.factor, diagnosis.fix().overrides) == ("eps", {"optimizer.eps": 1e-8})
+    assert "schedule.peak_lr=" in first.change  # the alternative at this eps is a higher learning rate
+    assert float(first.change.split("schedule.peak_lr=")[1].split(":")[0]) > 0.03
+    assert "data" not in diagnosis.suggestion
+
+
+def test_updates_that_are_too_large_get_smaller(tmp_path: Path) -> None:
+    remedy = diagnose(large_updates(tmp_path / "run").path).fix()
+    assert remedy.overrides["schedule.peak_lr"] <= 0.01
+
+
+@pytest.mark.parametrize(("ratio", "direction"), [(1e-6, "too_small"), (0.2, "too_large")])
+def test_logged_size_of_updates_decides(ratio: float, direction: str) -> None:
+    steps = np.arange(1.0, 25.0)
+    log = TrainingLog(train_loss=Series(steps, np.full(24, 3.0)), update_ratio=Series(steps, np.full(24, ratio)))
+    assert judge_step_size(Measurements(log)).direction == direction
+
+
+def test_remedy_file_extends_the_run_and_states_the_reason(tmp_path: Path) -> None:
+    run = small_updates(tmp_path / "runs" / "stuck")
+    out = tmp_path / "cured.yaml"
+    done = arcuate("doctor", run.path, "--fix", out)
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    assert "extends: runs/stuck/recipe.yaml" in text
+    assert "  # eps is too large" in text
+    changes = diff_recipes(load_recipe(run.path), load_recipe(out))
+    assert [(c.path, c.after) for c in changes] == [("optimizer.eps", 1e-8)]
+    assert f"arcuate train {out}" in " ".join(done.stdout.split())
+    assert_refused(arcuate("doctor", run.path, "--fix", out), "exists", "not overwritten")
+    assert out.read_text() == text
+
+
+def test_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    done = arcuate("doctor", run.path, "--fix", tmp_path / "out.yaml", "--try", "--json")
+    answer = one_object(done.stdout)
+    assert (done.returncode, answer["fix"], answer["tried"], answer["remedy"]["changes"]) == (0, None, None, [])
+    assert "nothing to fix" in answer["remedy"]["message"]
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
+    rows = [{"step": 100 * i, "per": 0.97, "loss": 3.2, "lr": 0.001} for i in range(40)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    remedy = diagnose(tmp_path / "log.jsonl").fix()
+    assert remedy.changes
+    with pytest.raises(UserError, match="arcuate run folder"):
+        write_remedy(remedy, tmp_path / "out.yaml")
+
+
+def test_remedies_of_runs_of_earlier_versions_can_be_written(tmp_path: Path) -> None:
+    """The recipe of a run may use former names of settings; a recipe that extends it still loads."""
+    run = small_updates(tmp_path / "run")
+    old = run.recipe_file.read_text().replace("peak_lr:", "peak:").replace("min_lr: 3.0e-05", "floor: 3.0e-05")
+    assert "peak:" in old
+    run.recipe_file.write_text(old)
+    out = write_remedy(diagnose(run.path).fix(), tmp_path / "out.yaml")
+    assert load_recipe(out).optimizer.eps == 1e-8
+
+
+def test_remedy_is_trained_beside_the_run_and_compared(tmp_path: Path, cohort_store: Path) -> None:
+    run = train("tiny", cohort_store, tmp_path / "run", overrides={**SMALL, "optimizer.eps": 0.1})
+    remedy = diagnose(run.path).fix()
+    assert remedy.overrides == {"optimizer.eps": 1e-8}
+    tried = try_remedy(remedy)
+    assert tried.run.path == tmp_path / "run-remedy"
+    assert tried.outcome in ("better", "worse", "no_evidence")
+    changed = [change.path for change in tried.comparison.differences[0].changes]
+    assert changed == ["optimizer.eps"]  # same store, seed and steps
+    assert "run-remedy" in tried.sentence
+    with pytest.raises(UserError, match="not empty"):
+        try_remedy(remedy)
