@@ -159,7 +159,7 @@ def test_run_stopped_within_a_learning_rate_search_resumes_exactly(cohort_store:
                 stop.request()
 
     def outcome(run: Path) -> tuple[Any, ...]:
-        rows = [read_jsonl(run / name) for name in ("metrics.jsonl", "incidents.jsonl")]
+        rows = [read_jsonl(run / name) for name in ("metrics.jsonl", "incidents.jsonl", "predictions.jsonl")]
         for row in [*rows[0], *(undone for i in rows[1] for undone in i.get("rows", []))]:
             row.pop("cost")
         return (*rows, (run / "checkpoints/last/model.safetensors").read_bytes())

@@ -159,7 +159,7 @@ class Guard:
 
     @property
     def updates_are_small(self) -> bool:
-        """Whether all measured updates were too small, relative to the weights, for a run to leave chance level."""
+        """Whether all measured updates were too small relative to the weights to leave chance level."""
         return self.update_ratio is not None and self.update_ratio < _SMALL_UPDATE
 
     @property
@@ -173,7 +173,7 @@ class Guard:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
         The statistics stay, unless the run starts again from its first checkpoint. `lr_scale` is the scale so far,
-        `n_left` the number of steps from the checkpoint to the end of the run (without it there is no search),
+        `n_left` the number of steps from the checkpoint to the end of the run (None: no search),
         `lr_step` the step since then with the highest learning rate.
         """
         factors = self._trial_factors(to_start)

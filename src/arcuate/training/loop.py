@@ -222,7 +222,7 @@ class _Loop:
             "action": verdict.action,
             "reason": verdict.reason,
             "metrics": metrics.to_dict(),
-            "trials": [t.id for b in batches for t in b.trials],
+            "trials": [t.id for b in batches for t in b.trials[: b.n_counted]],
         }
         if verdict.action == "reduce_lr":
             state.lr_scale *= verdict.lr_factor
@@ -327,7 +327,8 @@ class _Loop:
 
 def _name_bad_trials(batches: Sequence[Batch], distributed: Distributed) -> str:
     """Name the first trial with non-finite bins, and the number of others; empty if no process has one."""
-    bad = [t.id for b in batches for t, bins in zip(b.trials, b.bins, strict=False) if not bins.isfinite().all()]
+    counted = [pair for b in batches for pair in list(zip(b.trials, b.bins, strict=False))[: b.n_counted]]
+    bad = [trial.id for trial, bins in counted if not bins.isfinite().all()]
     if not distributed.any(bool(bad)):
         return ""
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from arcuate.config import Settings
 
-MIN_STEPS = 10  # of a trial; with fewer steps left in the run there is no search
+MIN_STEPS = 10  # of a trial; no search with fewer steps left in the run
 _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
 # Scores (log loss) that differ by less are equal. Short trials from the first weights favour learning rates that are
 # too high for a whole run, and late ones those that are too low, so ties are decided the other way.
