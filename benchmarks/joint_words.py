@@ -66,12 +66,12 @@ def report(name: str, by_split: dict[str, list[Transcript]], reference: dict[str
     ms = 1000 * np.mean([t.seconds for found in by_split.values() for t in found])
     line = f"{name:44} val {rates[0]:5.2f}  test {rates[1]:5.2f}  both {overall:5.2f} %  {ms:6.1f} ms"
     if reference is not None:
-        difference = score_difference(pooled, [s for found in reference.values() for s in scores(found)])
-        assert difference is not None
-        line += (
-            f"  against CTC {100 * difference.rate:+.2f} ({100 * difference.low:+.2f} to {100 * difference.high:+.2f}),"
-        )
-        line += f" p = {difference.p:.4f}"
+        for where, splits in (("test", SPLITS[1:]), ("both", SPLITS)):
+            first, second = ([s for split in splits for s in scores(found[split])] for found in (by_split, reference))
+            found = score_difference(first, second)
+            assert found is not None
+            interval = f"{100 * found.low:+.2f} to {100 * found.high:+.2f}"
+            line += f"  against CTC, {where}: {100 * found.rate:+.2f} ({interval}), p = {found.p:.4f}"
     print(line, flush=True)
 
 

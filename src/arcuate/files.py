@@ -204,11 +204,11 @@ def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKi
     if path is None:
         return
     target = _resolve_target(path)
-    if kind is not None and target.is_file() and not kind.matches(target):
-        raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
             raise UserError(f"{path} is an input of this command; name another file to write to")
+    if kind is not None and target.is_file() and not kind.matches(target):
+        raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     folder = target.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -310,17 +310,28 @@ def fields_to_dict(result: Any, *omit: str) -> dict[str, Any]:
     return {name: to_json_value(value) for name, value in vars(result).items() if name not in omit}
 
 
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text; a path that is not UTF-8 is written with escapes, which read back as the same path."""
+    plain = to_json_value(value)
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent)
+    is_valid = text.isascii() or not _SURROGATES.search(text)
+    return text if is_valid else json.dumps(plain, allow_nan=False, indent=indent)
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
 def to_json_line(value: Any) -> str:
-    return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+    return _to_json(value)
 
 
 def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as stream:
-        stream.write(text.encode("utf-8"))
+        stream.write(text.encode("utf-8", "backslashreplace"))  # parts of paths that are not UTF-8
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+    write_text(path, _to_json(value, indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -443,6 +454,20 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     except ImportError:
         raise UserError("tables need pandas; install it with: pip install pandas") from None
     return pandas.DataFrame(list(rows))
+
+
+TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
+_ERRNO = re.compile(r"errno = (\d+)")  # in messages of HDF5
+
+
+def check_resources(error: BaseException, path: Path) -> None:
+    """Raise UserError if reading `path` failed because files or memory ran out, which says nothing about the file."""
+    found = _ERRNO.search(str(error))
+    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
+    if number in (errno.EMFILE, errno.ENFILE):
+        raise UserError(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
+    if number == errno.ENOMEM:
+        raise UserError(f"{path} cannot be opened: not enough memory; close other programs") from error
 
 
 def describe_error(error: Exception) -> str:

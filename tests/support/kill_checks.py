@@ -17,7 +17,7 @@ def without_cost(value: Any) -> Any:
 def outcome(run: Path) -> dict[str, Any]:
     rows = {
         name: [without_cost(json.loads(line)) for line in (run / name).read_text().splitlines()]
-        for name in ("metrics.jsonl", "incidents.jsonl")
+        for name in ("metrics.jsonl", "incidents.jsonl", "predictions.jsonl")
     }
     links = {
         name: {p.name: p.read_bytes() for p in (run / "checkpoints" / name).glob("*.safetensors")}

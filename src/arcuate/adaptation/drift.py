@@ -326,7 +326,10 @@ def subspace_similarity(a: SessionStatistics, b: SessionStatistics, channels: np
     k = min(_MAX_DIMENSIONS, len(alive) // _CHANNELS_PER_DIMENSION)
     if k < 1:
         return None
-    bases = [np.linalg.eigh(s.correlation[np.ix_(alive, alive)])[1][:, -k:] for s in (a, b)]
+    correlations = [s.correlation[np.ix_(alive, alive)] for s in (a, b)]
+    if not all(np.isfinite(c).all() for c in correlations):
+        return None  # values so large that their squares overflow
+    bases = [np.linalg.eigh(c)[1][:, -k:] for c in correlations]
     overlap = float(np.square(bases[0].T @ bases[1]).sum() / k)
     chance = k / len(alive)
     return max((overlap - chance) / (1 - chance), 0.0)

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import exit_broken_pipe, show_log_messages
-from arcuate.errors import UserError
+from arcuate.errors import UserError, escape_controls
+from arcuate.files import TOO_MANY_FILES
 
 __all__ = ["app", "main"]
 
@@ -36,12 +37,19 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         exit_broken_pipe()
+    except MemoryError as error:
+        _fail(f"not enough memory ({str(error) or 'no size known'}); close other programs or give a smaller input")
     except OSError as error:
         if error.errno is None:
             raise
         path = f" ({error.filename})" if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        _fail(f"{error.strerror}{path}; {'free some disk space' if full else 'check the path and its permissions'}")
+        remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
+        remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), TOO_MANY_FILES)
+        _fail(
+            escape_controls(
+                f"{error.strerror}{path}; {remedies.get(error.errno, 'check the path and its permissions')}"
+            )
+        )
     sys.exit(0)
 
 

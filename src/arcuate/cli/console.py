@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from arcuate.errors import escape_controls
 from arcuate.files import to_json_line
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.training.callbacks import Callback
@@ -22,7 +24,16 @@ from arcuate.training.callbacks import Callback
 _SAMPLE_WIDTH = 100
 
 
-class _MessageConsole(Console):
+class _Console(Console):
+    """Output that may quote files: control characters are escaped, because a terminal would obey them."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            plain = segment.control is not None or segment.text.isprintable()
+            yield segment if plain else Segment(escape_controls(segment.text), segment.style)
+
+
+class _MessageConsole(_Console):
     """Messages are optional: if their reader goes away, the command continues without them."""
 
     def on_broken_pipe(self) -> None:
@@ -30,7 +41,7 @@ class _MessageConsole(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-class _ResultConsole(Console):
+class _ResultConsole(_Console):
     """Results are required: a closed stdout ends the command."""
 
     def on_broken_pipe(self) -> None:
@@ -107,13 +118,16 @@ def bar() -> Bar:
 
 
 class PlainProgress:
-    """Progress as lines of text, for output that is not a terminal: a line at most every `every_s` seconds.
+    """Progress as lines of text if the output is not a terminal: a line at most every `every_s` seconds.
 
-    A short activity prints nothing. Every line has the time left, and is written at once.
+    A short activity prints nothing, or with `always` one line when it is complete. Every line before that has the time
+    left, and is written at once.
     """
 
-    def __init__(self, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
+    def __init__(
+        self, every_s: float = 30.0, always: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every_s, self._always, self._clock = every_s, always, clock
         self._activity = ""
         self._started = self._said = 0.0
         self._first = 0  # items done at the first report
@@ -123,7 +137,7 @@ class PlainProgress:
         name = activity.split(",")[0]  # without the numbers that follow it
         if name != self._activity:
             self._activity, self._started, self._said, self._first = name, now, now, done
-        is_complete = done >= total and self._said > self._started  # only after other lines
+        is_complete = done >= total and (self._always or self._said > self._started)  # or after other lines
         if now - self._said < self._every_s and not is_complete:
             return
         self._said = now
@@ -172,7 +186,7 @@ class TrainingDisplay(Callback):
     """
 
     def __init__(self) -> None:
-        self._plain = None if err.is_terminal else PlainProgress()
+        self._plain = None if err.is_terminal else PlainProgress(always=True)
         self._bar: Bar | None = None
         self._loss = ""
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row

@@ -22,6 +22,7 @@ from arcuate.data.trial import BIN_SECONDS, SPLITS, Trial
 
 NON_FINITE = "non-finite"
 _MAX_CONSTANT_FRACTION = 0.10
+_MAX_VALUE = 1e8  # far beyond spike counts and spike-band power; squares of much larger ones overflow
 _MIN_SECONDS = 0.05
 _MAX_SECONDS = 30.0
 
@@ -53,6 +54,12 @@ def find_problems(trial: Trial) -> list[Problem]:
         problems.append(
             Problem(NON_FINITE, n_bad, f"{n_bad} values in {bad_bins} of {n_bins} bins are NaN or infinite")
         )
+    n_extreme = int((np.abs(bins) > _MAX_VALUE).sum()) - int(np.isinf(bins).sum())
+    if n_extreme:
+        detail = (
+            f"{n_extreme} values are beyond ±{_MAX_VALUE:g}, the largest is {np.abs(bins[np.isfinite(bins)]).max():.3g}"
+        )
+        problems.append(Problem("extreme values", n_extreme, detail))
     n_constant = int((bins == bins[0]).all(axis=0).sum()) if n_bins else n_channels
     if n_constant > _MAX_CONSTANT_FRACTION * n_channels:
         detail = f"{n_constant} of {n_channels} channels ({n_constant / n_channels:.0%}) are constant"

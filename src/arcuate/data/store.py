@@ -24,7 +24,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
-from arcuate.files import old_folder
+from arcuate.files import check_resources, old_folder
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -396,6 +396,7 @@ def _check_consistency(
 
 
 def _damaged(file: Path, error: Exception) -> UserError:
+    check_resources(error, file)
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

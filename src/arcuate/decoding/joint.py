@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
@@ -39,6 +38,7 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.lattice import score_sequences
 from arcuate.decoding.transducer import MAX_SYMBOLS, TRANSDUCER_BEAM, Head, HeadWeights, rescore
+from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
 

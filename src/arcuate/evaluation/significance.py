@@ -83,7 +83,7 @@ def bootstrap_interval(
     its bootstrap interval would have width 0.
     """
     scored = [s for s in scores if s.length or s.errors]
-    if len(scored) < 2 or not any(s.length for s in scored) or not n_resamples:
+    if sum(s.length > 0 for s in scored) < 2 or not n_resamples:
         return None, None
     counts = np.array([(s.errors, s.length) for s in scored], dtype=np.float64)
     errors, lengths = _resample_sums(counts, n_resamples, seed).T

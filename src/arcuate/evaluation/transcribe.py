@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.progress import Progress
+from arcuate.progress import Progress, peak_memory_bytes
 
 _Input = TypeVar("_Input", bound=Sized, contravariant=True)  # one trial in the form that a search accepts
 
@@ -151,8 +149,7 @@ def summarise_transcripts(
 
 def peak_rss_mb() -> float:
     """Peak resident memory of this process in megabytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    return peak_memory_bytes() / (1 << 20)
 
 
 def score_reference(reference: Reference, text: str) -> ScoredTrial | None:

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.config import DecoderOptions
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
-from arcuate.progress import Progress
+from arcuate.progress import Progress, resource_usage
 from arcuate.run import open_run
 
 Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and a function to call before them
@@ -179,13 +178,16 @@ def push_bin(decoder: StreamingDecoder, row: np.ndarray, timings: FrameTimings) 
 
 def _resource_usage() -> dict[str, float]:
     """Page faults, context switches, collections and steal time so far: possible causes of a late frame."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource_usage()
+    names = {
+        "page_faults": "ru_minflt",
+        "page_faults_from_disk": "ru_majflt",
+        "system_s": "ru_stime",
+        "user_s": "ru_utime",
+        "switched_out": "ru_nivcsw",
+    }
     return {
-        "page_faults": usage.ru_minflt,
-        "page_faults_from_disk": usage.ru_majflt,
-        "system_s": usage.ru_stime,
-        "user_s": usage.ru_utime,
-        "switched_out": usage.ru_nivcsw,
+        **{name: getattr(usage, key, 0.0) for name, key in names.items()},
         "collections": sum(generation["collections"] for generation in gc.get_stats()),
         "stolen_s": _steal_time_s(),
     }

@@ -68,12 +68,19 @@ def save_model(folder: Path, model: Model) -> None:
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file; its I/O errors, such as a full disk, are raised as `OSError`."""
+    check_path_text(path)
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         number = int(found.group(1)) if found else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def check_path_text(path: Path) -> None:
+    """Raise UserError for a path that is not UTF-8 text, which the safetensors library cannot open."""
+    if any("\ud800" <= c <= "\udfff" for c in str(path)):
+        raise UserError(f"the path {path} is not UTF-8 text, so weights cannot be stored there; rename the folder")
 
 
 def load_model(folder: str | Path) -> Model:
@@ -128,6 +135,7 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Tensors of exactly these names and shapes as float32; anything else is a `UserError`."""
+    check_path_text(path)
     if not path.is_file():
         raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE}, or import the model again")
     try:

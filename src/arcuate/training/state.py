@@ -2,8 +2,6 @@
 
 import math
 import os
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from arcuate.files import read_jsonl, sync, write_jsonl
 from arcuate.losses.config import LossSettings
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
+from arcuate.progress import peak_memory_bytes
 from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
@@ -297,8 +296,7 @@ def memory_mb(device: torch.device) -> float:
     """Return the peak memory of the device, or of the process on a CPU, in 10^6 bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss: macOS reports bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return peak_memory_bytes() / 1e6
 
 
 def _ends_line(path: Path, size: int) -> bool:

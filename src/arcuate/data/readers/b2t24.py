@@ -35,7 +35,7 @@ from arcuate.data.spelling import spell_out
 from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import Split, Trial, trial_id
 from arcuate.errors import UserError
-from arcuate.files import check_expansion
+from arcuate.files import check_expansion, check_resources
 
 PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
 DEFAULT_FEATURES = "tx1+spikePow:6v"
@@ -197,6 +197,7 @@ def _check_header(file: SourceFile) -> None:
         with file.path.open("rb") as stream:
             head = stream.read(520)
     except OSError as error:
+        check_resources(error, file.path)
         raise UnreadableFile(error.strerror or str(error)) from error
     if head[:8] == b"\x89HDF\r\n\x1a\n" or head[512:520] == b"\x89HDF\r\n\x1a\n" or head.startswith(b"MATLAB 7.3"):
         raise UnreadableFile("it is a MATLAB 7.3 file; save it again in MATLAB with save(..., '-v7')")

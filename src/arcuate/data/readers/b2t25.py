@@ -30,7 +30,7 @@ from arcuate.data.readers.source import (
     unreadable,
 )
 from arcuate.data.trial import Split, Trial, trial_id
-from arcuate.files import check_expansion
+from arcuate.files import check_expansion, check_resources
 
 FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
@@ -87,6 +87,7 @@ def _open(file: SourceFile) -> h5py.File:
     try:
         return h5py.File(file.path, "r")
     except FILE_ERRORS as error:
+        check_resources(error, file.path)
         raise UnreadableFile(summarise_error(error)) from error
 
 

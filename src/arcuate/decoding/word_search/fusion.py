@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.nbest import trace_words
 from arcuate.decoding.word_search.search import WordSearch, WordState
+from arcuate.language.jit import njit
 from arcuate.language.ngram.query import advance
 
 Words = tuple[str, ...]

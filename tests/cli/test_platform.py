@@ -1,4 +1,4 @@
-"""A terminated command or a closed terminal leaves no temporary files."""
+"""Signals remove temporary files, and modules that exist only on Unix are not required."""
 
 import os
 import signal
@@ -59,3 +59,28 @@ def test_a_signal_removes_temporary_files(tmp_path: Path, number: signal.Signals
         process.kill()
     assert process.returncode == 128 + number and not stderr, stderr
     assert [path.name for path in tmp_path.iterdir()] == ["ready"]
+
+
+ELSEWHERE = """
+import sys
+sys.modules["fcntl"] = sys.modules["resource"] = None  # as on Windows
+import arcuate.cli, arcuate.evaluation.transcribe, arcuate.experiments.train, arcuate.live.bench
+from pathlib import Path
+from arcuate.files import LockHeld, exclusive_lock
+from arcuate.progress import peak_memory_bytes
+
+file = Path(sys.argv[1]) / "lock"
+with exclusive_lock(file, "busy"):
+    try:
+        with exclusive_lock(file, "busy"):
+            raise SystemExit("locked twice")
+    except LockHeld:
+        pass
+with exclusive_lock(file, "busy"):
+    print(peak_memory_bytes())
+"""
+
+
+def test_modules_of_unix_are_not_required(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr

@@ -1,0 +1,125 @@
+"""Limits of the system and hostile names: one sentence, exit code 2, and no escape sequences on the terminal."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.data.prepare import prepare
+from arcuate.data.quality import find_problems
+from arcuate.data.trial import Trial
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import check_outputs
+from arcuate.insight.ledger import write_ledger
+from arcuate.language.ngram.io import export_model, open_model
+from arcuate.language.ngram.mix import mix_models
+from arcuate.models.io import load_model
+from support.cli import assert_refused
+from support.fabricate_runs import make_run
+from support.forking import arcuate
+from support.recordings import FakeTrial, noise, write_hdf5
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
+    for day in (11, 13, 18):
+        write_hdf5(tmp_path / "source" / f"t15.2023.08.{day}" / "data_train.hdf5", [FakeTrial(noise())])
+    store = prepare(tmp_path / "source", tmp_path / "store")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+        with pytest.raises(UserError, match=r"too many files are open; raise the limit .*ulimit -n"):
+            store.read_bins(store.trials[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_running_out_of_memory_is_one_sentence(tmp_path: Path) -> None:
+    code = (
+        "import arcuate.cli, numpy\n"
+        "from arcuate.cli.app import app\n"
+        "def flood(): numpy.ones(2**50)\n"
+        "app.command('flood')(flood)\n"
+        "arcuate.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "flood"], capture_output=True, text=True, check=False)
+    assert_refused(done, "not enough memory")
+
+
+def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / f"run{ESCAPE}")
+    for command in ("runs", "ledger"):
+        done = arcuate(command, tmp_path / "runs")
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr and "\\x1b" in done.stdout + done.stderr
+    (tmp_path / "text.txt").write_text(f"the bank {ESCAPE}\n")
+    done = arcuate("lm", "score", GOLDEN / "words.alm", tmp_path / "text.txt")
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "\\x1b" in done.stdout
+
+
+def test_paths_that_are_not_utf8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    make_run(folder / "run")
+    write_ledger(folder, folder / "diary.md")
+    assert "bad" in (folder / "diary.md").read_text()
+    shutil.copytree(GOLDEN / "model", folder / "model")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load_model(folder / "model")
+
+
+def test_huge_values_are_a_quality_problem() -> None:
+    bins = noise(60)
+    bins[3, 2] = 3e38
+    trial = Trial("t15.2023.08.11", "train", 0, 1, bins, np.array([3], np.int32), "yes")
+    assert [problem.reason for problem in find_problems(trial)] == ["extreme values"]
+    bins[4, 1] = np.inf
+    assert [problem.reason for problem in find_problems(trial)] == ["non-finite", "extreme values"]
+
+
+def test_drift_of_huge_values(tmp_path: Path) -> None:
+    for day in (11, 13):
+        trials = [FakeTrial(noise(200, 32, seed=i) * np.float32(1e37)) for i in range(4)]
+        write_hdf5(tmp_path / "source" / f"t15.2023.08.{day}" / "data_train.hdf5", trials)
+    prepare(tmp_path / "source", tmp_path / "store")
+    done = arcuate("drift", tmp_path / "store", "--out", tmp_path / "drift.html", "--split", "train")
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2), done.stderr
+
+
+def test_damaged_language_models_are_not_mixed_or_exported(tmp_path: Path) -> None:
+    content = bytearray((GOLDEN / "words.alm").read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    values = json.loads(content[8 : 8 + length])["log_probs"]["data_offsets"]
+    content[8 + length + values[0] + 41] ^= 0x10
+    (tmp_path / "bad.alm").write_bytes(content)
+    open_model(tmp_path / "bad.alm")  # mapped, without reading it completely
+    for attempt in (
+        lambda: export_model(tmp_path / "bad.alm", tmp_path / "out.arpa"),
+        lambda: mix_models([tmp_path / "bad.alm", GOLDEN / "words.alm"], tmp_path / "out.alm", weights=[0.5, 0.5]),
+    ):
+        with pytest.raises(UserError, match="damaged"):
+            attempt()
+    assert not (tmp_path / "out.arpa").exists() and not (tmp_path / "out.alm").exists()
+
+
+def test_force_replaces_language_models_only(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(UserError, match="not a language model"):
+        export_model(GOLDEN / "words.alm", tmp_path / "model.safetensors", force=True)
+    for _ in range(2):
+        export_model(GOLDEN / "words.alm", tmp_path / "words.arpa", force=True)
+
+
+def test_scores_do_not_replace_weights(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "model" / "model.safetensors", tmp_path)
+    with pytest.raises(UserError, match=r"not an earlier scores\.npz"):
+        check_outputs(None, tmp_path / "model.safetensors")
