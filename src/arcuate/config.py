@@ -326,7 +326,7 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", _PlainLoader.constru
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values of YAML text; ValueError, in one line, for anything else and for text beyond the bounds.
+    """Plain values of YAML text. Anything else, or text beyond the bounds, raises ValueError with a one-line message.
 
     Bounded before anything is built: length, depth, and the number of nodes with aliases and merge keys expanded (ten
     lines of aliases can stand for a billion nodes). Explicit tags (`!!bool`, `!!python/...`) are rejected.

@@ -204,11 +204,11 @@ def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKi
     if path is None:
         return
     target = _resolve_target(path)
-    if kind is not None and target.is_file() and not kind.matches(target):
-        raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
             raise UserError(f"{path} is an input of this command; name another file to write to")
+    if kind is not None and target.is_file() and not kind.matches(target):
+        raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     folder = target.absolute().parent
     while not folder.exists():
         folder = folder.parent

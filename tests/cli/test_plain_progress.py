@@ -36,6 +36,10 @@ def test_a_short_activity_prints_nothing(lines: list[str]) -> None:
         for done in range(11):
             report(done, 10, activity)
     assert lines == []
+    report = PlainProgress(always=True, clock=lambda: 0.0)
+    for done in range(1, 11):
+        report(done, 10, "training, loss 1.5")
+    assert lines == ["training, loss 1.5 10/10, 0 s"]
 
 
 def test_progress_of_a_command_prints_plain_lines(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:

@@ -118,13 +118,16 @@ def bar() -> Bar:
 
 
 class PlainProgress:
-    """Progress as lines of text, for output that is not a terminal: a line at most every `every_s` seconds.
+    """Progress as lines of text if the output is not a terminal: a line at most every `every_s` seconds.
 
-    A short activity prints nothing. Every line has the time left, and is written at once.
+    A short activity prints nothing, or with `always` one line when it is complete. Every line before that has the time
+    left, and is written at once.
     """
 
-    def __init__(self, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
+    def __init__(
+        self, every_s: float = 30.0, always: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every_s, self._always, self._clock = every_s, always, clock
         self._activity = ""
         self._started = self._said = 0.0
         self._first = 0  # items done at the first report
@@ -134,7 +137,7 @@ class PlainProgress:
         name = activity.split(",")[0]  # without the numbers that follow it
         if name != self._activity:
             self._activity, self._started, self._said, self._first = name, now, now, done
-        is_complete = done >= total and self._said > self._started  # only after other lines
+        is_complete = done >= total and (self._always or self._said > self._started)  # or after other lines
         if now - self._said < self._every_s and not is_complete:
             return
         self._said = now
@@ -183,7 +186,7 @@ class TrainingDisplay(Callback):
     """
 
     def __init__(self) -> None:
-        self._plain = None if err.is_terminal else PlainProgress()
+        self._plain = None if err.is_terminal else PlainProgress(always=True)
         self._bar: Bar | None = None
         self._loss = ""
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row

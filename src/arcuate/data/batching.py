@@ -88,7 +88,9 @@ def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> fl
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a CPU tensor to the device without waiting for the work queued there, which pageable memory would."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+    if values.device.type == "cpu" and device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
 def _ignore_signals(worker: int) -> None:
     """A signal to the process group is handled by training, which needs its workers to finish the step."""
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if number := getattr(signal, name, None):  # there is no SIGHUP on Windows
+        if number := getattr(signal, name, None):  # Windows lacks SIGHUP
             signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""Numbers and foreign letters as the words that are spoken, for labels derived from text.
+"""Spoken form of numbers and non-ASCII letters in label text.
 
 The official label preparation drops every character outside a to z, so that "1984." would be labelled as silence. Text
 of plain letters and punctuation is returned unchanged, and its labels stay those of the official preparation.

@@ -9,7 +9,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 
 NEG_INF = -math.inf  # log-probability of an impossible event
 _T = TypeVar("_T")

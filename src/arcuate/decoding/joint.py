@@ -38,7 +38,7 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.lattice import score_sequences
 from arcuate.decoding.transducer import MAX_SYMBOLS, TRANSDUCER_BEAM, Head, HeadWeights, rescore
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.transducer import Transducer
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.models.transducer import Transducer
 
 _JOINED = 1 << 21  # activations of the joiner computed at a time
@@ -112,7 +112,7 @@ def _run_lattices(
     on_token: np.ndarray,  # (M,) CTC: prefix emitted, last frame was its last token; updated
     on_blank: np.ndarray,  # (M,) CTC: prefix emitted, last frame was a blank; updated
 ) -> None:
-    """Forward recursions over some frames, for all prefixes at once."""
+    """Forward recursions over some frames and all prefixes at once."""
     n = parents.shape[0]
     emitted = np.empty(n)
     for t in range(logits.shape[0]):

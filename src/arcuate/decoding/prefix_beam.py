@@ -25,7 +25,7 @@ from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, l
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.errors import UserError
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.query import NGramArrays, advance
 

@@ -446,6 +446,8 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
             sessions=tuple(f"session-{i}" for i in range(n_sessions)),
             classes=CLASSES,
         )
+        if machine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(machine.device)
         seconds = _time_both(machine, config, n_trials, n_bins)
         size = f"{n_trials} trials of {n_bins} bins"
         yield Check(f"{name}: steps per second ({size})", "pass", float(f"{1 / seconds['own']:.3g}"))

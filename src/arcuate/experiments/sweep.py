@@ -207,7 +207,7 @@ def _read_dimension(where: str, path: str, given: Any, recipe: str | Path, overr
         key = ".".join(map(str, problem["loc"]))
         raise UserError(
             f"{where}: {path}{f'.{key}' if key else ''}: {problem['msg'].removeprefix('Value error, ')};"
-            " give low and high, optionally log or step, for a range, or give choices"
+            " a range needs low and high (optionally log or step); otherwise give choices"
         ) from None
 
     def find_problem(text: str) -> str | None:

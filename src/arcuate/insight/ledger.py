@@ -222,7 +222,7 @@ def _purpose(entry: RunEntry) -> str:
     about = f" ({escape_markdown(summary)})" if summary else ""
     started = f", started {_time_text(entry.started)}" if entry.started else ""
     return (
-        f"**Purpose:** {purpose.rstrip('.')}.\n\n{_target_text(entry)}"
+        f"**Purpose:** {purpose}{'' if purpose.endswith(('.', '!', '?')) else '.'}\n\n{_target_text(entry)}"
         f"**Recipe:** `{escape_markdown(recipe.name)}`{about}, seed {recipe.train.seed}{started}."
     )
 

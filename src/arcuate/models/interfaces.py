@@ -51,7 +51,7 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, EncoderState, dict[int, Tensor]]:
         """The same, and the outputs of some inner layers (1 = the first) as inputs for the output layer.
 
-        `lengths` are the frame counts on the host, for kernels that need them there.
+        `lengths` are the frame counts on the host, where some kernels need them.
         """
         raise NotImplementedError
 

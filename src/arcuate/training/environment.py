@@ -19,7 +19,7 @@ import torch.distributed as dist
 from arcuate.errors import UserError
 from arcuate.training.config import Precision
 
-# --- versions, platform, command and code revision, for repeating a run ------------------------------------------
+# --- versions, platform, command and code revision: what repeating a run needs -----------------------------------
 
 _PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 

@@ -18,7 +18,7 @@ from arcuate.decoding.word_search.lookahead import (
     cache_successors,
     find_row,
 )
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.query import NGramArrays, backoff
 
 _N_BINS = 512  # of the histogram that finds the beam-size cut

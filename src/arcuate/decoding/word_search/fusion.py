@@ -25,7 +25,7 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.nbest import trace_words
 from arcuate.decoding.word_search.search import WordSearch, WordState
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.query import advance
 
 Words = tuple[str, ...]

@@ -43,7 +43,7 @@ from arcuate.decoding.word_search.beam import (
     prune,
 )
 from arcuate.decoding.word_search.lookahead import bigram_context
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
 
 DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3

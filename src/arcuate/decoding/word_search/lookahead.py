@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.query import (
     MIN_LOG_PROB,
     NGramArrays,

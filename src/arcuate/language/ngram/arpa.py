@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.model import MAX_ORDER, LanguageModel, open_output
 from arcuate.language.ngram.text import (
     LN10,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 
 MIN_LOG_PROB = -1e30  # nats; replaces NaN and minus infinity, so that sums stay finite
 _MAX_BACKOFF = 228.0  # nats; 99 in an ARPA file

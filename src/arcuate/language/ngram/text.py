@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.progress import Progress
 
 LN10 = 2.302585092994046

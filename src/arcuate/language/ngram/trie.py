@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.jit import njit
+from arcuate.language.jit import njit
 from arcuate.language.ngram.model import LanguageModel, check_links
 from arcuate.language.ngram.query import NGramArrays, advance, find_child
 from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, special_id
