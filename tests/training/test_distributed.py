@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from arcuate import progress
 from arcuate.data.batching import Batch, prefetch, training_batches
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.models.runtime import choose_device
-from arcuate.training import state as state_module
 from arcuate.training import step as step_module
 from arcuate.training.environment import Distributed, init_distributed, own_device
 from arcuate.training.state import memory_mb
@@ -191,9 +191,9 @@ def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) ->
     class Usage:
         ru_maxrss = 500_000_000
 
-    monkeypatch.setattr(state_module.resource, "getrusage", lambda who: Usage)
-    monkeypatch.setattr(state_module.sys, "platform", "darwin")
+    monkeypatch.setattr(progress, "resource_usage", lambda: Usage)
+    monkeypatch.setattr(progress.sys, "platform", "darwin")
     assert memory_mb(CPU) == 500.0
-    monkeypatch.setattr(state_module.sys, "platform", "linux")
+    monkeypatch.setattr(progress.sys, "platform", "linux")
     assert memory_mb(CPU) == 512_000.0
     assert memory_mb(torch.device("cuda:3")) == 3.0

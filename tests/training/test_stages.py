@@ -52,7 +52,7 @@ def test_an_explosion_at_the_end_of_a_stage_does_not_reach_the_next(
     healthy: dict[str, torch.Tensor] = {}
     judge = Guard.judge
 
-    def explode(self, metrics, lr):  # type: ignore[no-untyped-def]
+    def explode(self, metrics, *rest):  # type: ignore[no-untyped-def]
         if state.step == 4:  # after the checkpoint of step 4, which is healthy
             healthy.update({n: p.detach().clone() for n, p in state.model.named_parameters()})
         if state.step >= 4 and state.progress.index == 0:
@@ -61,7 +61,7 @@ def test_an_explosion_at_the_end_of_a_stage_does_not_reach_the_next(
                     parameter.fill_(1e3)
             state.guard.n_high += 1
             return KEEP
-        return judge(self, metrics, lr)
+        return judge(self, metrics, *rest)
 
     monkeypatch.setattr(Guard, "judge", explode)
     started: list[dict[str, torch.Tensor]] = []

@@ -1,5 +1,6 @@
 """Parts of the training loop: gradients, optimizer groups, averages, precision."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from arcuate.files import read_jsonl
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.config import Ema, Precision, Swa
 from arcuate.training.environment import Distributed, choose_precision
+from arcuate.training.loop import _find_bad_bins
 from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training
@@ -172,3 +174,17 @@ def test_run_stopped_within_a_learning_rate_search_resumes_exactly(cohort_store:
     assert outcome(stopped) == outcome(whole)
     kinds = [row["kind"] for row in read_jsonl(whole / "incidents.jsonl")]
     assert kinds.count("search") >= 3  # two further trials, and the choice
+
+
+def test_bad_bins_of_an_incident_are_named(cohort_store: Path) -> None:
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=4")
+    batch = planned_batches(store, recipe)[0]
+    assert _find_bad_bins([batch]) == []
+    bins = batch.bins.clone()
+    bins[0, 3, :2] = float("nan")
+    bins[1] = 0.0
+    first, second = (batch.trials[i].id for i in (0, 1))
+    assert _find_bad_bins([replace(batch, bins=bins)]) == [
+        f"trial {first}: 2 values are not finite",
+        f"trial {second}: all bins are the same",
+    ]

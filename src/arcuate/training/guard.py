@@ -15,7 +15,7 @@ from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import MIN_STEPS, LrSearch
 
-Remedy = Literal["lower", "raise", "data"]
+Remedy = Literal["lower", "raise"]
 Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 
@@ -28,7 +28,7 @@ class Verdict:
     reason: str = ""
     lr_factor: float = 1.0  # of a reduction
     lr_scale: float | None = None  # of the next trial of a learning-rate search, or the chosen one
-    remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate, or other data
+    remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate
 
     @property
     def applies_update(self) -> bool:
@@ -49,6 +49,7 @@ _SMALL_UPDATE, _LARGE_UPDATE = (
     0.003,
     0.02,
 )  # limits on norm of the update / norm of the weights in a run at chance level
+_EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
 _HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
 
 # Names of the state in checkpoints of earlier versions, and their names now.
@@ -69,7 +70,6 @@ _ADDED_STATE: dict[str, Any] = {
     "lowest_spread": 0.0,
     "skips": [],
     "n_skip_alarms": 0,
-    "n_bad_inputs": 0,
     "n_risen": 0,
     "update_ratio": None,
     **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
@@ -98,7 +98,6 @@ class Guard:
         self.n_skipped = 0  # consecutive
         self.skips: deque[int] = deque(maxlen=settings.skips.window)  # 1 = update skipped
         self.n_skip_alarms = 0
-        self.n_bad_inputs = 0  # consecutive steps with non-finite bins
         self.n_high = 0  # consecutive
         self.n_risen = 0  # consecutive
         self.n_collapsed = 0  # consecutive
@@ -111,18 +110,14 @@ class Guard:
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
         self.search = LrSearch()
 
-    def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None, bad_trials: str = "") -> Verdict:
+    def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None) -> Verdict:
         """Judge one optimizer step; called once per step, before the update.
 
-        `n_left` is the number of steps left in the run, including this one; `bad_trials` names trials of a non-finite
-        step whose bins are not finite.
+        `n_left` is the number of steps left in the run, including this one.
         """
         if not self.settings.enabled:
             return KEEP
         is_finite = metrics.is_finite
-        if not is_finite and bad_trials:
-            return self._judge_bad_input(bad_trials)
-        self.n_bad_inputs = 0
         if self.search.is_active:
             return self._judge_trial(metrics if is_finite else None)
         self.skips.append(0 if is_finite else 1)
@@ -168,22 +163,29 @@ class Guard:
         return max(self.n_high, self.n_skipped) > 1
 
     def after_rewind(
-        self, to_start: bool = False, lr_scale: float = 1.0, n_left: int | None = None, lr_step: int | None = None
+        self,
+        to_start: bool = False,
+        lr_scale: float = 1.0,
+        n_left: int | None = None,
+        lr_step: int | None = None,
+        is_far: bool = False,
     ) -> float:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
-        The statistics stay, unless the run starts again from its first checkpoint. `lr_scale` is the scale so far,
-        `n_left` the number of steps from the checkpoint to the end of the run (None: no search),
-        `lr_step` the step since then with the highest learning rate.
+        The statistics stay, unless the run starts again from its first checkpoint (`to_start`) or from one at which the
+        loss was still much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from
+        the checkpoint to the end of the run (None: no search), `lr_step` the step since then with the highest learning
+        rate.
         """
         factors = self._trial_factors(to_start)
         small = to_start and self.updates_are_small
         self.n_rewinds += 1
         self.dropped_to = None
-        if to_start:
+        if to_start or is_far:
             self.losses.clear()
             self.normalised_losses.clear()
-            self.lowest_median, self.lowest_recent, self.n_judged = None, None, 0
+            self.lowest_median, self.lowest_recent = None, None
+            self.n_judged = self.dropped_at = 0
         self._reset_counters()
         self.grad_norms.clear()
         self.update_ratio = None
@@ -191,7 +193,8 @@ class Guard:
         n_steps = min(n_steps, (n_left or 0) - 1)
         if self.settings.search.enabled and n_steps >= MIN_STEPS:
             scales = [lr_scale * factor for factor in factors]
-            return self.search.start(scales, n_steps, small or not to_start, None if small else lr_step)
+            early = (to_start or is_far) and not small
+            return self.search.start(scales, n_steps, early, None if small else lr_step)
         factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
         return lr_scale / factor if small else lr_scale * factor
 
@@ -200,14 +203,11 @@ class Guard:
 
         With a large eps, updates are proportional to the learning rate, so their size tells how far it is off.
         """
-        lower, higher = [0.3, 0.1, 0.03], [3.0, 10.0]
         ratio = self.update_ratio
-        if not to_start:
-            return [1.0, *lower]  # the data may have been the cause
-        if ratio is None or ratio > _LARGE_UPDATE:
-            return lower
+        if not to_start or ratio is None or ratio > _LARGE_UPDATE:
+            return [1.0, 0.3, 0.1, 0.03]  # unchanged, because the data may have been the cause
         if not self.updates_are_small:
-            return [0.1, 0.3, *higher]
+            return [0.1, 0.3, 1.0, 3.0, 10.0]
         return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= _HIGHEST_UPDATE]
 
     def start_stage(self) -> None:
@@ -238,14 +238,6 @@ class Guard:
         self.search.reset()
         self.update_ratio = None
         return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {trials})", lr_scale=scale)
-
-    def _judge_bad_input(self, bad_trials: str) -> Verdict:
-        """Skip a step whose bins are not finite: neither a lower learning rate nor a rewind would help."""
-        self.n_bad_inputs += 1
-        reason = f"bins not finite in {bad_trials}"
-        if self.n_bad_inputs >= self.settings.max_skips:
-            return Verdict("stop", "data", f"{reason}, and in the {self.n_bad_inputs} steps before", remedy="data")
-        return Verdict("skip", "data", reason)
 
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
@@ -333,15 +325,17 @@ class Guard:
         level = median(self.normalised_losses) if is_full else 0.0
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
-        if n_steps < settings.patience and not above_chance and not too_slow:
+        too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
+        if n_steps < settings.patience and not (above_chance or too_slow or too_large):
             return KEEP
         self.dropped_to = None  # start counting again
         fall = f"has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps and is at chance level"
         if n_steps < settings.patience:
-            fall = f"is still {'above' if above_chance else 'at'} chance level after {self.n_judged} steps"
+            place = "above" if above_chance else "at" if too_slow else "near"
+            fall = f"is still {place} chance level after {self.n_judged} steps"
         size = ""
         if self.update_ratio is not None:
-            too = ", too small to learn" if self.updates_are_small else ""
+            too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
             size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 

@@ -80,7 +80,7 @@ def train(
         lr = learning_rates.get("rest", max(learning_rates.values()))
         # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
         metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
-        verdict = KEEP if metrics is None else _judge(state, metrics, lr, drawn, distributed)
+        verdict = KEEP if metrics is None else _judge(state, metrics, lr)
         if verdict.applies_update and (metrics is None or metrics.may_update):
             state.record_update_ratio(apply_update(state, measure=(state.step + 1) % settings.log_every == 0))
         finish_step(state)
@@ -116,14 +116,9 @@ def train(
         stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
 
 
-def _judge(
-    state: TrainingState, metrics: StepMetrics, lr: float, batches: Sequence[Batch], distributed: Distributed
-) -> Verdict:
+def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
     """Verdict of the guard, except on an overflow of scaled fp16 gradients, which the loss scaler handles."""
-    if metrics.overflowed:
-        return _OVERFLOW
-    bad_trials = "" if metrics.is_finite else _name_bad_trials(batches, distributed)
-    return state.guard.judge(metrics, lr, state.n_left, bad_trials)
+    return _OVERFLOW if metrics.overflowed else state.guard.judge(metrics, lr, state.n_left)
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
@@ -224,6 +219,8 @@ class _Loop:
             "metrics": metrics.to_dict(),
             "trials": [t.id for b in batches for t in b.trials[: b.n_counted]],
         }
+        if verdict.kind != "search" and (bad_bins := _find_bad_bins(batches)):
+            row["bad_bins"] = bad_bins
         if verdict.action == "reduce_lr":
             state.lr_scale *= verdict.lr_factor
             row["lr_scale"] = state.lr_scale
@@ -240,7 +237,6 @@ class _Loop:
                 "lower": f"lower the learning rate (schedule.{key}), or set train.clip_norm",
                 "raise": f"raise the learning rate (schedule.{key}), or lower optimizer.eps"
                 f" ({state.recipe.optimizer.eps:g})",
-                "data": "remove these trials, or prepare the recordings again",
             }[verdict.remedy]
             raise UserError(
                 f"training was stopped at step {state.step}: {verdict.reason}; {remedy}; the evidence is in"
@@ -293,7 +289,8 @@ class _Loop:
             state.lr_scale = verdict.lr_scale
         else:
             lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
-            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step)
+            is_far = verdict.kind == "rise" or target.step == state.progress.began
+            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step, is_far)
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
@@ -325,14 +322,17 @@ class _Loop:
             self.callback.on_metrics(row)
 
 
-def _name_bad_trials(batches: Sequence[Batch], distributed: Distributed) -> str:
-    """Name the first trial with non-finite bins, and the number of others; empty if no process has one."""
-    counted = [pair for b in batches for pair in list(zip(b.trials, b.bins, strict=False))[: b.n_counted]]
-    bad = [trial.id for trial, bins in counted if not bins.isfinite().all()]
-    if not distributed.any(bool(bad)):
-        return ""
-    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    return f"trial {bad[0]}{more}" if bad else "a trial of another process"
+def _find_bad_bins(batches: Sequence[Batch]) -> list[str]:
+    """Name the trials whose bins are not finite (the model reads them as 0) or all the same, as in a dead session."""
+    found = []
+    for batch in batches:
+        for trial, bins in list(zip(batch.trials, batch.bins, strict=False))[: batch.n_counted]:
+            recorded = bins[: trial.n_bins]
+            if n_bad := int((~recorded.isfinite()).sum()):
+                found.append(f"trial {trial.id}: {n_bad} values are not finite")
+            elif len(recorded) and bool((recorded == recorded[0]).all()):
+                found.append(f"trial {trial.id}: all bins are the same")
+    return found
 
 
 def _save_batches(run: Run, step: int, batches: Sequence[Batch]) -> str | None:

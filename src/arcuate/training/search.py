@@ -16,9 +16,7 @@ from arcuate.config import Settings
 
 MIN_STEPS = 10  # of a trial; no search with fewer steps left in the run
 _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
-# Scores (log loss) that differ by less are equal. Short trials from the first weights favour learning rates that are
-# too high for a whole run, and late ones those that are too low, so ties are decided the other way.
-_TIE_AT_START, _TIE = 0.05, 0.03
+_TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a trial
 _MAX_NONFINITE = 3  # steps of a trial
 
@@ -45,20 +43,20 @@ class LrSearch:
         self.n_steps = 0  # per trial
         self.n_nonfinite = 0  # of the current trial
         self.lr_step: int | None = None  # step whose scheduled learning rate the trials have; None = their own
-        self.prefer_high = False  # which of two learning rates with equal scores is taken
+        self.is_early = False  # the trials start where the loss still falls steeply
 
     @property
     def is_active(self) -> bool:
         return bool(self.scales)
 
-    def start(self, scales: Sequence[float], n_steps: int, prefer_high: bool, lr_step: int | None = None) -> float:
+    def start(self, scales: Sequence[float], n_steps: int, is_early: bool, lr_step: int | None = None) -> float:
         """Start the first trial and return its scale.
 
         With `lr_step` the trials have the learning rate of that step, at which the run failed: the rate at the
         checkpoint may still be low enough for all of them.
         """
         self.reset()
-        self.scales, self.n_steps, self.prefer_high, self.lr_step = list(scales), n_steps, prefer_high, lr_step
+        self.scales, self.n_steps, self.is_early, self.lr_step = list(scales), n_steps, is_early, lr_step
         return self.scales[0]
 
     def reset(self) -> None:
@@ -89,10 +87,16 @@ class LrSearch:
         return self.scales[len(self.scores)] if len(self.scores) < len(self.scales) else None
 
     def choose(self) -> tuple[float, str]:
-        """Return the best scale and a description of all trials."""
-        limit = min(self.scores) + (_TIE if self.prefer_high else _TIE_AT_START)
-        best = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit]
-        chosen = max(best) if self.prefer_high else min(best)
+        """Return the chosen scale and a description of all trials.
+
+        Early trials favour learning rates that are too high for a whole run, because the loss falls fastest just below
+        the rate at which it diverges. As in the learning-rate range test (Smith 2017), the choice is then below the
+        best one: the next lower scale that was tried.
+        """
+        limit = min(self.scores) + _TIE
+        chosen = max(scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit)
+        if self.is_early:
+            chosen = max((scale for scale in self.scales if scale < chosen), default=chosen)
         trials = ", ".join(
             f"{scale:.3g}: {'failed' if score == _FAILED else format(math.exp(score), '.3g')}"
             for scale, score in sorted(zip(self.scales, self.scores, strict=True))

@@ -46,7 +46,12 @@ def find_causes(lead: Finding, m: Measurements, rest: Sequence[Finding] = ()) ->
     step = judge_step_size(m)
     symptoms = _symptoms(lead, rest, m, step)
     verdicts = (lead.verdict, *(f.verdict for f in rest if f.verdict))
-    candidates = [*check_recipe(m, symptoms, step), *check_log(m, step), *_CAUSES[lead.verdict](lead, m, step)]
+    provisional = lead.verdict == "too_short" and not m.stuck_train_loss
+    candidates = [
+        *check_recipe(m, symptoms, step, provisional),
+        *check_log(m, step),
+        *_CAUSES[lead.verdict](lead, m, step),
+    ]
     found: dict[str, Cause] = {}
     for cause in sorted(candidates, key=lambda c: -c.score):
         cause = _without_current(cause, m.log.settings)
@@ -272,7 +277,8 @@ def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
         return [Cause("the updates are too small", step.because, words, "learning_rate_low", {}, _FIRST)]
     if step.clipped:
         cause = "gradients are clipped to almost nothing, so the updates are too small"
-        return [make_cause("clipping", cause, step.because, {"train.clip_norm": _clip_norm(m)}, score=_FIRST + 0.3)]
+        usual = max(_clip_norm(m), _rounded(float(np.median(m.log.grad_norm.finite.values))))
+        return [make_cause("clipping", cause, step.because, {"train.clip_norm": usual}, score=_FIRST + 0.3)]
     wanted = GOOD_PATH / max(step.path, 1e-9)
     eps = settings.get("optimizer.eps", 0.0)
     causes = []

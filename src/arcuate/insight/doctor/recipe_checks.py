@@ -17,6 +17,7 @@ from arcuate.progress import logger as _logger
 CERTAIN = 1.6  # score of a cause that the log proves
 STRONG = 0.6  # score above which a cause belongs to the remedy even if it is not the first
 _RELEVANT = 0.25  # score below which a setting is not mentioned
+_PROVISIONAL = 0.4  # the same with too few evaluations for a verdict
 _OF_HEALTHY = 0.5  # the same for a run with nothing wrong in its curves
 _EXPLAINS, _UNRELATED = 1.0, 0.4  # factor on the score if the setting does or does not explain the verdict
 _AS_PACKAGED = 0.3  # factor on the score of a setting that has the value of the packaged recipe
@@ -108,8 +109,11 @@ _FACTORS = {
 _SCHEDULE_LENGTHS = ("warmup_steps", "warmup_fraction", "pct_start", "decay_steps", "hold_steps", "cycle_steps")
 
 
-def check_recipe(m: Measurements, symptoms: frozenset[str], step: StepSize) -> list[Cause]:
-    """Suspected settings, the most suspicious first; one cause per factor."""
+def check_recipe(m: Measurements, symptoms: frozenset[str], step: StepSize, provisional: bool = False) -> list[Cause]:
+    """Suspected settings, the most suspicious first; one cause per factor.
+
+    `provisional`: there are too few evaluations for a verdict, so weak suspicions are left out.
+    """
     settings = m.log.settings
     if not settings:
         return []
@@ -120,7 +124,8 @@ def check_recipe(m: Measurements, symptoms: frozenset[str], step: StepSize) -> l
         *_categories(m, symptoms),
         *_changed(m, symptoms, step),
     ]
-    found = [cause for cause in found if cause.score >= (_RELEVANT if symptoms else _OF_HEALTHY)]
+    limit = _OF_HEALTHY if not symptoms else _PROVISIONAL if provisional else _RELEVANT
+    found = [cause for cause in found if cause.score >= limit]
     best: dict[str, Cause] = {}
     for cause in sorted(found, key=lambda c: -c.score):
         best.setdefault(cause.factor, cause)

@@ -21,8 +21,9 @@ LARGE_STEP = 0.01  # learning rate of Adam, damping included, above which the re
 _TINY_RATIO, _HUGE_RATIO = 2e-5, 0.05  # norm of an update / norm of the weights
 _DAMPED = 0.3  # factor of eps on an update below which eps limits it
 _DEFAULT_PARAMETERS = 300_000  # if the folder does not state the number
+_HARD = 0.1  # clipping norm / gradient norm
 _RISING = 2.0  # ratio of late to early gradient norms
-_MOVED = 0.05  # relative change of the training loss that counts as movement
+_MOVED = 0.1  # relative rise of the training loss above its lowest level
 
 Direction = Literal["too_small", "too_large", "unclear"]
 
@@ -41,7 +42,7 @@ class StepSize:
 
 def judge_step_size(m: Measurements) -> StepSize:
     damping, eps_text = _damping(m)
-    clipped = damping < _DAMPED and _damping(m, clip=False)[0] >= _DAMPED
+    clipped = damping < _DAMPED <= _damping(m, clip=False)[0] and _is_clipped_hard(m)
     path = _path(m.log.lr, damping) if m.log.lr.unit in ("batches", "steps") else None
     rising = gradients_rise(m)
     peak = float(m.log.lr.finite.values.max()) if len(m.log.lr.finite) else None
@@ -104,6 +105,12 @@ def _damping(m: Measurements, clip: bool = True) -> tuple[float, str]:
     )
 
 
+def _is_clipped_hard(m: Measurements) -> bool:
+    """Whether gradients are clipped to less than a tenth of their norm."""
+    max_norm, norms = m.log.settings.get("train.clip_norm"), m.log.grad_norm.finite.values
+    return isinstance(max_norm, (int, float)) and len(norms) > 0 and bool(max_norm < _HARD * np.median(norms))
+
+
 def _path(lr: Series, damping: float) -> float | None:
     lr = lr.finite
     if len(lr) < 3:
@@ -119,4 +126,5 @@ def _movement(loss: Series) -> float | None:
         return None
     level = running_median(loss.values, 5)
     lowest = float(level.min())
-    return float(np.median(level[-3:])) / lowest - 1 if lowest > 0 else None
+    end = min(float(level[-1]), float(np.median(loss.values[-3:])))  # of a falling loss, the last value
+    return end / lowest - 1 if lowest > 0 else None
