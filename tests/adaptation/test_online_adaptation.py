@@ -527,17 +527,17 @@ def test_evaluate_with_pseudo_labels_from_a_language_model(new_days: Path, tmp_p
     lexicon, lm = write_words(tmp_path)
     options = ("--data", new_days / "store", "--session", DRIFTED, "--set", "lr=0.01", "--set", "copies=4")
     results = {}
-    for label, more in (("greedy", ()), ("words", ("--lm", lm, "--lexicon", lexicon))):
+    for label, more in (("greedy", ()), ("by_lm", ("--lm", lm, "--lexicon", lexicon))):
         named = ("--label", label, "--scores", tmp_path / f"{label}.npz", "--json")
         done = arcuate("evaluate", new_days / "run", "--adapt", "one-step", *options, *more, *named)
         assert done.returncode == 0, done.stderr
         results[label] = one_object(done.stdout)
-    assert results["words"]["pseudo_labels"] == f"words of {lm}" and results["greedy"]["pseudo_labels"] == "greedy"
-    assert results["words"]["sessions"][0]["n_steps"] > 0
-    assert results["words"]["sessions"][0]["layer_distance"] != results["greedy"]["sessions"][0]["layer_distance"]
-    assert results["words"]["per_unadapted"] == results["greedy"]["per_unadapted"]
+    assert results["by_lm"]["pseudo_labels"] == f"words of {lm}" and results["greedy"]["pseudo_labels"] == "greedy"
+    assert results["by_lm"]["sessions"][0]["n_steps"] > 0
+    assert results["by_lm"]["sessions"][0]["layer_distance"] != results["greedy"]["sessions"][0]["layer_distance"]
+    assert results["by_lm"]["per_unadapted"] == results["greedy"]["per_unadapted"]
     hyps = tmp_path / "hyps.jsonl"  # the written frames can be decoded to text
-    done = arcuate("decode", tmp_path / "words.npz", "--lm", lm, "--lexicon", lexicon, "--out", hyps, "--json")
+    done = arcuate("decode", tmp_path / "by_lm.npz", "--lm", lm, "--lexicon", lexicon, "--out", hyps, "--json")
     assert done.returncode == 0 and one_object(done.stdout)["n_trials"] == 20, done.stderr
 
 
