@@ -44,6 +44,7 @@ def main() -> NoReturn:
             raise
         path = f" ({error.filename})" if error.filename else ""
         remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
+        remedies[errno.EFBIG] = "raise the limit on the size of files (ulimit -f unlimited)"
         remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), TOO_MANY_FILES)
         _fail(
             escape_controls(
