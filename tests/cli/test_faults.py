@@ -83,4 +83,4 @@ def test_several_at_once(bench: Bench) -> None:
 @pytest.mark.parametrize("bench", FAST, indirect=True)
 def test_a_limit_on_memory(bench: Bench) -> None:
     for megabytes in (0, 1, 4, 16, 64, 256):
-        bench.check(Fault("memory", megabytes))
+        bench.check(Fault("memory", megabytes))  # the compiler of Numba may abort; nothing incomplete is left

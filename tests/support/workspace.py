@@ -141,6 +141,7 @@ def _succeed(done: Done) -> Done:
     return done
 
 
+_ABORTED_BY_LIBRARIES = ("LLVM ERROR: out of memory", "std::bad_alloc")  # C++ code that ends without memory
 _WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
 
 
@@ -184,10 +185,11 @@ class Bench:
             more = self.command.again
         else:
             more = self.command.again if done.code and (folder / self.command.outputs[0]).exists() else ()
-            assert done.code in (0, 2), where + f"exit code {done.code}\n{done.stderr[-1500:]}"
+            aborted = done.code == -6 and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
+            assert done.code in (0, 2) or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
             left = temporary_files(folder)
-            assert not left, where + f"{left} left"
+            assert not left or aborted, where + f"{left} left"
         self._check_outputs(folder, where, complete=done.code == 0)
         for name in self.command.keep:
             assert _contents(folder / name) == _contents(self.workspace / name), where + f"{name} has changed"

@@ -127,13 +127,13 @@ def reserve_space(file: h5py.File, n_bytes: int) -> None:
     was not used.
     """
     for needed in (_SPARE_BYTES, n_bytes + _SPARE_BYTES):  # first for what HDF5 has not written yet
+        if shutil.disk_usage(Path(file.filename).parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             os.posix_fallocate(file.id.get_vfd_handle(), int(file.id.get_filesize()), needed)
-        except (AttributeError, OSError) as error:
+        except (AttributeError, OSError) as error:  # not on every system and file system
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
-            if shutil.disk_usage(Path(file.filename).parent).free < needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         file.flush()
 
 
