@@ -205,7 +205,7 @@ class StreamingDecoder(SentenceStream):
         if self.engine.joint is None:
             return super()._search_frames(state, frames)
         outputs = HeadOutputs(frames.log_probs, frames.transducer_input)
-        return self.engine.joint.step(state, outputs)  # type: ignore[arg-type]
+        return self.engine.joint.step(state, outputs)
 
     @property
     def decodes_words(self) -> bool:
