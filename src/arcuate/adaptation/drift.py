@@ -149,6 +149,7 @@ def measure_drift(
         tuple(compare_sessions(sessions, arrays, chosen)),
         _similarity_matrix(sessions, np.arange(store.n_channels)),
         error_rates,
+        store.simulated,
     )
 
 

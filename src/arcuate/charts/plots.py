@@ -68,14 +68,41 @@ class ValueAxis:
         return alt.Y(f"{field}:Q", title=self.title).scale(**scale).axis(axis)
 
 
-def for_notebook(chart: Chart, dark: bool = False) -> Chart:
-    """A chart with the theme, its own legend and fixed colours, to show outside a page."""
+def for_notebook(*charts: Chart, dark: bool = False) -> Any:
+    """Charts below one another with the theme, their own legends and fixed colours, to show outside a page."""
     import altair as alt
 
-    spec = {**chart.to_dict(validate=False), "config": theme.config(legend=True)}
-    spec["width"] = spec["width"] if isinstance(spec.get("width"), int) else 560
-    resolved = theme.resolve(json.dumps(spec), theme.DARK if dark else theme.LIGHT)
-    return alt.Chart.from_dict(json.loads(resolved))
+    specs = []
+    for i, chart in enumerate(charts):
+        spec = chart.to_dict(validate=False)
+        del spec["config"], spec["$schema"]
+        spec["width"] = spec["width"] if isinstance(spec.get("width"), int) else 560
+        specs.append(_standalone(spec, i))
+    whole = specs[0]
+    if len(specs) > 1:  # parameters are declared at the top
+        whole = {"params": [p for spec in specs for p in spec.pop("params", ())], "vconcat": specs}
+    text = json.dumps({**whole, "config": theme.config(legend=True)})
+    return alt.Chart.from_dict(json.loads(theme.resolve(text, theme.DARK if dark else theme.LIGHT)))
+
+
+def _standalone(value: Any, number: int) -> Any:
+    """A part of a specification without the parameters that a page sets, and with unique names."""
+    if isinstance(value, list):
+        return [_standalone(v, number) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _standalone(v, number) for key, v in value.items() if key != "values"}
+    if "values" in value:
+        kept["values"] = value["values"]
+    if "transform" in kept:
+        kept["transform"] = [t for t in kept["transform"] if "hidden" not in str(t.get("filter", ""))]
+    if "params" in kept:
+        kept["params"] = [
+            {**p, "name": f"{p['name']}{number}"} if p["name"] == "zoom" else p
+            for p in kept["params"]
+            if p["name"] != "hidden"
+        ]
+    return kept
 
 
 # --- curves over steps ------------------------------------------------------------------------------------
@@ -143,7 +170,11 @@ def line_chart(
         alt.Tooltip("series:N", title="series"),
         alt.Tooltip("step:Q", title=x_title, format=","),
         alt.Tooltip("value:Q", title="value", format=y.tooltip_format),
-        *([alt.Tooltip("range:N", title="range")] if any("range" in row for row in rows) else []),
+        *(
+            [alt.Tooltip(f"{side}:Q", format=y.tooltip_format) for side in ("low", "high")]
+            if any("low" in row for row in rows)
+            else []
+        ),
     ]
     hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
     drawn += [*layers, hover.properties(name="hover")]
@@ -164,7 +195,8 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
     curve = line.curve
     rows: list[Row] = []
     values = [None if v is None or (log and v <= SMALLEST) else v for v in curve.median]
-    for i, (step, value, low, high) in enumerate(zip(curve.steps, values, curve.low, curve.high, strict=True)):
+    steps = [int(step) if float(step).is_integer() else step for step in curve.steps]
+    for i, (step, value, low, high) in enumerate(zip(steps, values, curve.low, curve.high, strict=True)):
         if value is None:
             rows.append({"series": line.name, "step": step, "value": None})
             continue
@@ -174,7 +206,7 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
         low = value if low is None or (log and low <= SMALLEST) else low
         high = value if high is None else high
         if low != high:
-            row |= {"low": rounded(low), "high": rounded(high), "range": f"{low:.4g} – {high:.4g}"}
+            row |= {"low": rounded(low), "high": rounded(high)}
         rows.append(row)
     return rows
 
@@ -504,17 +536,10 @@ def image_chart(
     )
     y_axis = alt.Axis(title=y_title, grid=False, tickCount=6, format="d")
     y = alt.Y("row:Q").scale(domain=[0, n_rows], nice=False, reverse=True).axis(y_axis)
-    picture = (
-        alt.Chart(alt.Data(values=[{"url": png(values), "row": 0}]))
-        .mark_image(aspect=False, align="left", baseline="top", smooth=False)
-        .encode(
-            url="url:N",
-            x=alt.value(0),
-            y=y,
-            width=alt.value(alt.ExprRef("width")),
-            height=alt.value(alt.ExprRef("height")),
-        )
-    )
+    size = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
+    data = alt.Data(values=[{"url": png(values), "row": 0}])
+    picture = alt.Chart(data).mark_image(aspect=False, align="left", baseline="top", smooth=False, **size)
+    picture = picture.encode(url="url:N", x=alt.value(0), y=y)
     return _finish(alt.layer(frame, picture), title, label, height)
 
 

@@ -144,6 +144,12 @@ class AblationResult:
             "failed": dict(self.failed),
         }
 
+    def plot(self) -> Any:
+        """The effects with their intervals as an Altair chart."""
+        if not self.n_comparisons:
+            raise UserError(f"{self.experiment.out} has no effect to plot: no two arms are measured yet")
+        return plots.for_notebook(_effects_chart(self))
+
     def to_frame(self) -> Any:
         """One line per effect as a pandas DataFrame."""
         effects = [("all", self.total), *((f.factor, e) for f in self.factors for e in f.effects)]

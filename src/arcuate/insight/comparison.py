@@ -143,6 +143,10 @@ class Comparison:
             "notes": list(self.notes),
         }
 
+    def plot(self) -> Any:
+        """The differences with their intervals as an Altair chart."""
+        return plots.for_notebook(_forest_chart(self))
+
     def to_frame(self) -> Any:
         """One line per comparison as a pandas DataFrame."""
         return to_frame(found.to_dict() for found in self.differences)
@@ -351,21 +355,25 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def _forest_figure(comparison: Comparison) -> Figure:
-    reference, n = comparison.groups[0].name, len(comparison.differences)
+def _forest_chart(comparison: Comparison) -> plots.Chart:
+    reference = comparison.groups[0].name
     rows = [
         plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)
         for d in comparison.differences
     ]
+    label = f"Differences in PER from {reference}"
+    return plots.forest_chart(rows, title=f"Difference from {reference}", label=label)
+
+
+def _forest_figure(comparison: Comparison) -> Figure:
+    reference, n = comparison.groups[0].name, len(comparison.differences)
     corrected = f" after Holm correction for {n} comparisons" if n > 1 else ""
     level = f"{100 * comparison.differences[0].contrast.level:.0f}\u202f%"
     caption = (
         f"Difference from {reference} in percentage points of PER, with {level} intervals. Filled markers:"
         f" significant{corrected}. {comparison.method}"
     )
-    label = f"Differences in PER from {reference}"
-    chart = plots.forest_chart(rows, title=f"Difference from {reference}", label=label)
-    return make_figure(chart, caption=caption, legend=FOREST_LEGEND, full=True)
+    return make_figure(_forest_chart(comparison), caption=caption, legend=FOREST_LEGEND, full=True)
 
 
 def _dots_figure(comparison: Comparison) -> Figure:
