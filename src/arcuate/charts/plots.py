@@ -536,7 +536,7 @@ def image_chart(
     )
     y_axis = alt.Axis(title=y_title, grid=False, tickCount=6, format="d")
     y = alt.Y("row:Q").scale(domain=[0, n_rows], nice=False, reverse=True).axis(y_axis)
-    size = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
+    size: dict[str, Any] = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
     data = alt.Data(values=[{"url": png(values), "row": 0}])
     picture = alt.Chart(data).mark_image(aspect=False, align="left", baseline="top", smooth=False, **size)
     picture = picture.encode(url="url:N", x=alt.value(0), y=y)

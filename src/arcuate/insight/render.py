@@ -150,6 +150,7 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
         svg = re.sub(rf'(?<=[#"]){name}(?=["\)])', f"{identifier}s{i}", svg)
     label = html_attribute(figure.label or figure.title)
     svg = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", svg)
+    svg = re.sub(r'(?<= d=")[^"]+', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)  # a tenth of a pixel
     return re.sub(r'<svg ([^>]*?) width="\d+" height="\d+"', rf'<svg \1 role="img" aria-label="{label}"', svg, count=1)
 
 
