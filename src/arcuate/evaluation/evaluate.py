@@ -8,10 +8,12 @@ from typing import Any, Literal, cast
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, session_order
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
     TrialResult,
@@ -84,6 +86,30 @@ class Evaluation:
             **self.provenance.to_dict(),
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
+
+    def plot(self) -> Any:
+        """Error rate by session with 95 % intervals as an Altair chart."""
+        from arcuate.charts.formats import short_session_names
+        from arcuate.charts.plots import Rate, for_notebook, session_chart
+
+        scores: dict[str, list[Score]] = {}
+        for result in self.trials:
+            if result.score is not None:
+                scores.setdefault(result.trial.session, []).append(result.score)
+        if not scores:
+            raise UserError(f"the {self.provenance.split} trials have no labels, so there are no error rates to plot")
+        rates = [
+            Rate(session, total(own).rate, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
+            for session, own in sorted(scores.items(), key=lambda item: session_order(item[0]))
+        ]
+        chart = session_chart(
+            rates,
+            short_session_names(list(scores)),
+            title=f"{self.run.name}: error rate by session",
+            label=self.summary(),
+            overall=self.metrics.per,
+        )
+        return for_notebook(chart)
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""

@@ -194,6 +194,7 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
         "layout": store.layout,
         "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
+        "simulated": store.simulated,
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
         "statistics": store.statistics_hash,

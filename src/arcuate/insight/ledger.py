@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from arcuate.charts.formats import MISSING, finite_number
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
-from arcuate.insight.formats import MISSING, finite_number
 from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
     ALPHA,
