@@ -32,7 +32,7 @@ from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
-from arcuate.training.curriculum import stage_loss
+from arcuate.training.curriculum import stage_loss, transducer_was_trained
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,16 +266,13 @@ def choose_head(source: ModelSource, head: str | None) -> Head:
 
 def _transducer_was_trained(source: ModelSource) -> bool:
     """Whether the transducer loss had a weight in training up to this checkpoint."""
-    config = source.config
-    if not config.transducer.enabled or not config.stages:
-        return config.transducer.enabled and config.loss.rnnt.weight > 0
-    state_file = source.checkpoint / "state.json"
-    if not state_file.exists():  # such as an average of checkpoints of the last stage
-        return any(stage.losses.rnnt > 0 for stage in config.stages)
-    state = read_json(state_file)
-    progress = state.get("progress") or {}
-    completed, started = progress.get("index", 0), state.get("step", 0) > progress.get("began", 0)
-    return any(stage.losses.rnnt > 0 for stage in config.stages[: completed + started])
+    config, state_file = source.config, source.checkpoint / "state.json"
+    n_started = len(config.stages)  # without a state, such as an average of checkpoints of the last stage
+    if config.stages and state_file.exists():
+        state = read_json(state_file)
+        progress = state.get("progress") or {}
+        n_started = progress.get("index", 0) + (state.get("step", 0) > progress.get("began", 0))
+    return config.transducer.enabled and transducer_was_trained(config.loss, config.stages, n_started)
 
 
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:

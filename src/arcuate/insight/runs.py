@@ -24,7 +24,7 @@ _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influen
 _EXECUTION_SETTINGS = (
     *("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every", "optimizer.fused"),
     *("validate.batch_size", "validate.predictions", "validate.words", "validate.lexicon", "validate.lm"),
-    "validate.weights",
+    *("validate.weights", "validate.head"),
 )
 SEED_SETTINGS = ("train.seed", "data.seed")
 
