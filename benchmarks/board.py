@@ -19,7 +19,7 @@ from urllib.request import urlopen
 def fabricate(root: Path, n: int) -> None:
     """Runs of one recipe that differ in their seed, with a log of 600 steps."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.fabricate_runs import make_run
+    from support.fabricate_runs import make_run  # type: ignore[import-untyped]
 
     first = make_run(root / "run000")
     for i in range(1, n):
