@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -19,9 +20,7 @@ from urllib.request import urlopen
 def fabricate(root: Path, n: int) -> None:
     """Runs of one recipe that differ in their seed, with a log of 600 steps."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.fabricate_runs import make_run  # type: ignore[import-untyped]
-
-    first = make_run(root / "run000")
+    first = import_module("support.fabricate_runs").make_run(root / "run000")
     for i in range(1, n):
         copy = root / f"run{i:03d}"
         shutil.copytree(first.path, copy)
