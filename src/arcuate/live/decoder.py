@@ -13,6 +13,7 @@ from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store
+from arcuate.decoding.confidence import n_hypotheses, with_confidence
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis, greedy
@@ -234,10 +235,17 @@ class StreamingDecoder:
             with torch.inference_mode():
                 outputs = self._model.finish(self._now.model)
             self._advance(outputs, self._now.model, None)
-        rescorer, search = self.engine.rescorer, self.engine.search
-        hypotheses = self.nbest(max(n, rescorer.n_best if rescorer else 1))
+        rescorer, search, scale = self.engine.rescorer, self.engine.search, 1.0
+        n_more = n
+        if search is not None:
+            n_more = n_hypotheses(self._word_search, n, search.settings.confidence)
+        hypotheses = self.nbest(max(n, rescorer.n_best) if rescorer else n_more)
         if rescorer and search and hypotheses[0].total is not None:
             hypotheses = rescorer(hypotheses, search.settings.lm_weight)
+            scale = search.settings.lm_weight  # the rescorer divides acoustic scores by it
+        if search is not None:
+            frames = self.log_probs()[:, self.engine.columns]
+            hypotheses = with_confidence(hypotheses, frames, search.settings, scale)
         if self._word_search is not None:
             tokens = self._tokens()
             hypotheses = [replace(hypothesis, tokens=tokens) for hypothesis in hypotheses]
