@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rapidfuzz.distance import Levenshtein
-
 from arcuate.data.alphabet import BLANK, token_names
 
 
@@ -49,6 +47,8 @@ def word_alternatives(
     The probability of an alternative is the summed softmax of the `totals` of its hypotheses; without totals, the order
     is that of the hypotheses.
     """
+    from rapidfuzz.distance import Levenshtein  # not part of the small runtime
+
     best = max((t for t in totals if t is not None), default=0.0)
     weights = [math.exp((t if t is not None else best) - best) for t in totals] or [0.0] * len(nbest)
     found: dict[int, dict[str, float]] = {}
