@@ -235,8 +235,8 @@ def _transcribe(
         trials = [task.trials[i] for i in chosen]
         return transcribe(task.search.with_settings(settings), trials, references, n_best, confidence=confidence)
     search, outputs = task.joint
-    trials = [outputs[i] for i in chosen]
-    return transcribe(search.with_settings(settings), trials, references, n_best, confidence=confidence)
+    given = [outputs[i] for i in chosen]
+    return transcribe(search.with_settings(settings), given, references, n_best, confidence=confidence)
 
 
 def _make_tuner(task: DecodingTask, chosen: Sequence[int], deadline: float) -> "_Tuner":
