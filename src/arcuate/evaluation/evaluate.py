@@ -11,8 +11,9 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS, SPLITS, session_order
 from arcuate.decoding.delay import model_delay
+from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.rate import CommunicationRate, communication_rate

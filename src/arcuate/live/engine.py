@@ -10,11 +10,12 @@ import numpy as np
 from arcuate.data.alphabet import boundary_index
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.delay import model_delay
+from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
 from arcuate.decoding.layout import ModelLayout
 from arcuate.decoding.log_probs import reorder_classes
-from arcuate.decoding.transducer import Head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import CausalModel, score_sentences
