@@ -85,7 +85,7 @@ def _degrading_run() -> Iterator[dict[str, float]]:
         lr = 0.005 * min(share / 0.8, 1.0)
         lost = max(0.0, share - turn)
         per = 0.13 + 0.85 * math.exp(-14 * share) + min(0.75, 3.2 * lost) + 0.008 * math.sin(5.1 * i)
-        loss = 0.25 + 4 * math.exp(-10 * share) + 1.2 * lost + 0.05 * math.sin(3.3 * i)
+        loss = 0.25 + 4 * math.exp(-10 * share) + 1.2 * lost
         norm = 1.2 + 8 * math.exp(-12 * share) + 12 * lost + 0.3 * abs(math.sin(7.7 * i))
         step = round(120_000 * share)
         yield {"batch": step, "val_PER": per, "train_loss": loss, "val_loss": 1.3 * loss, "lr": lr, "grad_norm": norm}

@@ -186,7 +186,11 @@ def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
     import altair as alt
 
     axis = alt.Axis(
-        title=title, format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d", tickCount=6, labelOverlap=True
+        title=title,
+        format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not 0k
+        tickCount=6,
+        labelOverlap=True,
     )
     return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
 
