@@ -159,8 +159,11 @@ class Guard:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last steps were high or not finite, but too few of them for a verdict."""
-        return max(self.n_high, self.n_skipped) > 1
+        """Whether the last steps were high or not finite, but too few of them for a verdict.
+
+        The update of one high step was applied; that of one step that is not finite was not.
+        """
+        return self.n_high > 0 or self.n_skipped > 1
 
     def after_rewind(
         self,
