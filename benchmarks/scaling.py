@@ -52,8 +52,8 @@ def main() -> None:
             for n in (1, 2) if repeat % 2 else (2, 1):
                 used = {}
                 for steps in (1, 1 + arguments.steps):  # the difference is free of the time to start
-                    few = [f"train.steps={steps}", "train.log_every=10", "train.validate_every=100000000"]
-                    few += ["train.checkpoint_every=100000000", "data.workers=0", "runtime.compile=false"]
+                    few = [f"train.steps={steps}", "train.log_every=10", "train.validate_every=99999999"]
+                    few += ["train.checkpoint_every=99999999", "data.workers=0", "runtime.compile=false"]
                     run = Path(folder) / f"{repeat}-{n}-{steps}"
                     overrides = [*few, *arguments.overrides]
                     clock[n], used[steps] = train(n, arguments.recipe, arguments.data, run, overrides)

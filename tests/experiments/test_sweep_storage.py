@@ -15,6 +15,7 @@ import pytest
 
 from arcuate.errors import UserError, has_password, without_password
 from support.cli import assert_refused, one_object
+from support.counts import count
 from support.forking import arcuate
 from support.postgres import PASSWORD, find_programs, server
 from support.slurm import free_ports
@@ -190,7 +191,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
     space.write_text("schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\n")
     plan, draw = replace(plan, n_trials=3), random.Random(5)
     _, study = open_study(plan)
-    for _ in range(3):
+    for _ in range(count(2, 8)):
         worker = start_worker(plan, space)
         before = len(study.get_trials(deepcopy=False))
         while worker.poll() is None and len(study.get_trials(deepcopy=False)) == before:
@@ -254,7 +255,7 @@ def test_the_status_of_a_journal(cohort_store: Path, tmp_path: Path) -> None:
 
 def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_path: Path) -> None:
     """A sweep whose time limit is shorter than a training still ends."""
-    few = ["train.steps=120", "train.validate_every=60", "train.log_every=10", *FEW[3:]]
+    few = ["train.steps=60", "train.validate_every=30", "train.log_every=5", "guard.enabled=false", *FEW[3:]]
     plan = SweepPlan("tiny", tuple(few), read_space(SPACE, "tiny", few), cohort_store, tmp_path / "out", n_trials=1)
     shared, study = open_study(plan)
     stop, metrics = Stop(), plan.out / "trial-0000" / "metrics.jsonl"

@@ -31,8 +31,10 @@ def torchrun(*options: str) -> list[str]:
 
 
 def start(command: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    # Without the second variable a node that joins waits in vain for an address (torch 2.13; docs/scaling.md).
+    environment = os.environ | {"LOGLEVEL": "INFO", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with log.open("ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"LOGLEVEL": "INFO"})
+        return subprocess.Popen(command, stdout=out, stderr=out, env=environment)
 
 
 def trainings(launcher: "subprocess.Popen[bytes]") -> list[psutil.Process]:
