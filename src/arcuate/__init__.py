@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.ablation import report_ablation as report_ablation
+    from arcuate.insight.board import prepare_board as prepare_board
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import Remedy as Remedy
     from arcuate.insight.doctor import check_data as check_data
@@ -82,6 +83,7 @@ _HOMES = {
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
     "prepare": "data.prepare",
+    "prepare_board": "insight.board",
     "report_ablation": "insight.ablation",
     "rescore": "evaluation.rescore",
     "serve": "live.serve",

@@ -1,5 +1,6 @@
 """The run folder: the only interface between training and the programs that read its results."""
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,12 +98,24 @@ def open_run(run: RunLike) -> Run:
     """An existing run folder, or the model folder that `arcuate import` made."""
     path = Path(run)
     if not path.is_dir():
-        raise UserError(f"no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}")
+        near = _similar_run(path)
+        remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
+        raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
         seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
+
+
+def _similar_run(path: Path) -> Path | None:
+    """The run beside a missing one whose name is most similar, if any is."""
+    try:
+        names = [p.name for p in path.parent.iterdir() if (p / "recipe.yaml").is_file() and not p.name.startswith(".")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / near[0] if near else None
 
 
 def find_checkpoint(run: RunLike, which: str = "best") -> Path:

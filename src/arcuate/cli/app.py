@@ -20,7 +20,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 COMMANDS = (  # in the order of the workflow; every command has a module of its name
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
-    *("rescore", "combine", "submit", "report", "live", "bench", "export"),
+    *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
 )
 
