@@ -254,8 +254,8 @@ def _word_tile(data: RunData) -> Tile | None:
     if words and words.rate is not None:
         interval = [f"{100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%"] if words.interval else []
         speed = finite_number(lookup(words.summary, "rate.words_per_minute"))
-        rate = [] if speed is None else [f"{speed:.0f} words per minute"]
-        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split), *rate))
+        pace = [] if speed is None else [f"{speed:.0f} words per minute"]
+        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split), *pace))
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()
