@@ -55,6 +55,12 @@ def decode(
     alpha: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
     ] = 0.5,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Mark sentences as rejected if the probability that they are right is lower."
+        ),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -63,7 +69,7 @@ def decode(
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
-    if out is None and not scores.is_dir():
+    if out is None and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
             "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
         )
@@ -85,6 +91,7 @@ def decode(
             llm=llm,
             llm_every=llm_every,
             alpha=alpha,
+            reject_below=reject_below,
             checkpoint=checkpoint,
             progress=report,
         )

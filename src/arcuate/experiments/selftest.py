@@ -55,14 +55,14 @@ from arcuate.models.config import (
     TransformerSettings,
 )
 from arcuate.models.model import Model
-from arcuate.models.runtime import choose_device, count_cores
+from arcuate.models.runtime import choose_device, configure_cuda, count_cores
 from arcuate.progress import Progress, logger
 from arcuate.run import create_run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, autocast, installed_version
 from arcuate.training.loop import train as train_loop
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import compute_gradients, configure_cuda, encode_for_training
+from arcuate.training.step import compute_gradients, encode_for_training
 
 Status = Literal["pass", "fail", "skipped"]
 _PRECISIONS = ("fp32", "bf16", "fp16")
@@ -510,7 +510,7 @@ def _check_streaming(machine: _Machine) -> Iterator[Check]:
     """Time per frame of a small model without a word search."""
     decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=machine.device.type)
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
-    deadline_ms = float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride)
+    deadline_ms = float(BIN_MS * decoder.layout.stride)
     values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)
     remedy = "close other programs; stream on the CPU (--device cpu) if the GPU is busy with training"
     yield _judge("streaming: time per frame, ms (median)", values["frame_ms_p50"], deadline_ms, remedy)

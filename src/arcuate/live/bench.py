@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
 
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
-from arcuate.live.adaptation import AdaptationStatus
+from arcuate.decoding.stream import SentenceStream
 from arcuate.live.config import DecoderOptions
-from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.load import find_model, load_decoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress, resource_usage
-from arcuate.run import open_run
+
+if TYPE_CHECKING:
+    from arcuate.live.adaptation import AdaptationStatus
 
 Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and a function to call before them
 
@@ -32,7 +33,7 @@ class LiveBenchmark:
     real_time: bool
     n_lexicon_words: int
     beam: int | None
-    adaptation: AdaptationStatus | None
+    adaptation: "AdaptationStatus | None"
 
     def summary(self) -> str:
         """Quantiles of the time per frame and, if the stream adapts, its updates: one line each."""
@@ -44,6 +45,7 @@ class LiveBenchmark:
             f" {values['missed_deadlines']} of {values['n_frames']:,} deadlines missed"
             + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
             + f" model delay {self.delay_ms:g} ms"
+            + ("" if (rate := values["words_per_minute"]) is None else f"; {rate:.1f} decoded words per minute")
         )
         if status is None:
             return text
@@ -75,16 +77,15 @@ def bench_live(
 
     `options` are those of `StreamingDecoder.load`.
     """
-    run = open_run(run).path
-    torch.set_num_threads(1)
-    decoder = StreamingDecoder.load(run, **options)
+    run = find_model(run)
+    decoder = load_decoder(run, **options)
     trials = open_replay(run, decoder, options.get("data"), split, options.get("session"))
     timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, options.get("progress"))
     decoder.wait_for_adaptation()
     search = decoder.engine.search
     return LiveBenchmark(
         timings,
-        deadline_ms=float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride),
+        deadline_ms=float(BIN_MS * decoder.layout.stride),
         delay_ms=decoder.delay.total_ms,
         real_time=real_time,
         n_lexicon_words=len(search.words) if search else 0,
@@ -104,6 +105,8 @@ class FrameTimings:
     stolen: list[float] = field(default_factory=list)  # steal time per frame, over all cores
     n_late: int = 0  # bins processed after the next one was due
     seconds: float = 0.0
+    n_words: int = 0  # decoded
+    recorded_s: float = 0.0  # length of the replayed recording
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
@@ -124,11 +127,12 @@ class FrameTimings:
             "late_bins": self.n_late,
             "deadline_ms": deadline_ms,
             "seconds": self.seconds,
+            "words_per_minute": 60 * self.n_words / self.recorded_s if self.n_words and self.recorded_s else None,
         }
 
 
 def time_stream(
-    decoder: StreamingDecoder,
+    decoder: SentenceStream,
     sentences: Iterator[Sentence],
     seconds: float,
     real_time: bool = True,
@@ -153,14 +157,14 @@ def time_stream(
             if n_bins * BIN_SECONDS >= seconds:
                 break
         clock = time.perf_counter()
-        decoder.finish()
+        timings.n_words += len(decoder.finish().words)
         timings.finish.append(time.perf_counter() - clock)
     gc.unfreeze()
-    timings.seconds = time.perf_counter() - started
+    timings.seconds, timings.recorded_s = time.perf_counter() - started, n_bins * BIN_SECONDS
     return timings
 
 
-def push_bin(decoder: StreamingDecoder, row: np.ndarray, timings: FrameTimings) -> None:
+def push_bin(decoder: SentenceStream, row: np.ndarray, timings: FrameTimings) -> None:
     """Push one bin and record the time if it completes a frame."""
     before = _resource_usage()
     clock, cpu_clock = time.perf_counter(), time.thread_time()
@@ -210,7 +214,7 @@ def wait_until(due: float) -> bool:
     return left < -BIN_SECONDS
 
 
-def replay_sentences(decoder: StreamingDecoder, replay: ReplayTrials) -> Iterator[Sentence]:
+def replay_sentences(decoder: SentenceStream, replay: ReplayTrials) -> Iterator[Sentence]:
     """Trials of a store in an endless loop."""
     while True:
         for info in replay.trials:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
-from arcuate.data.batching import BatchStatistics
-from arcuate.data.trial import BIN_MS
+from arcuate.data.alphabet import boundary_index
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.delay import model_delay
+from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
+from arcuate.decoding.layout import ModelLayout
 from arcuate.decoding.log_probs import reorder_classes
-from arcuate.decoding.transducer import Head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import CausalModel, score_sentences
@@ -51,19 +51,6 @@ class Rescorer:
         return [scored[i] for i in order]
 
 
-@dataclass(frozen=True)
-class ModelDelay:
-    """Delay of a frame by design, in ms; computing time comes on top."""
-
-    smoothing_ms: float  # future bins used by smoothing
-    patch_ms: float  # longest wait of a bin until its stride is complete
-    encoder_ms: float  # frames held back by the encoder
-
-    @property
-    def total_ms(self) -> float:
-        return self.smoothing_ms + self.patch_ms + self.encoder_ms
-
-
 @dataclass(frozen=True, eq=False)
 class Engine:
     """Weights, search and rescorer shared by all streams."""
@@ -72,9 +59,7 @@ class Engine:
     rolling_model: Model  # the same weights, normalising by past bins
     search: WordSearch | None  # None: decode phonemes
     rescorer: Rescorer | None
-    columns: tuple[int, ...]  # columns of the model's output in the order of the search
-    silence: int  # silence column of the model's output, -1 if there is none
-    delay: ModelDelay
+    layout: ModelLayout
     lock: threading.Lock  # the search has one set of work buffers
     head: Head = "ctc"
     joint: JointWordSearch | JointTokenSearch | None = None  # with the transducer, alone or beside CTC
@@ -88,17 +73,12 @@ def make_engine(
     require_causal(model.config.settings.encoder.causal)
     model = model.eval().requires_grad_(False)
     per_block = model.config.settings.front_end.normalise == "block"
-    names = model.config.classes
-    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
     return Engine(
         model,
         _with_rolling_normalisation(model) if per_block else model,
         search,
         rescorer,
-        tuple(int(c) for c in columns[0]),
-        silence,
-        _model_delay(model),
+        describe_layout(model),
         threading.Lock(),
         head,
         None if head == "ctc" else _joint_search(model, search, head),
@@ -142,27 +122,18 @@ def load_search(
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
 
 
-def _model_delay(model: Model) -> ModelDelay:
-    """Delay of a model: smoothing and stride from its settings, the encoder by measurement."""
-    smoothing, stride = model.front_end.right, model.config.settings.front_end.patch.stride
-    encoder = max(0, _measure_delay(model) - smoothing)
-    return ModelDelay(*(float(n * BIN_MS) for n in (smoothing, stride - 1, encoder)))
-
-
-def _measure_delay(model: Model) -> int:
-    """Largest number of bins between the last bin of a patch and its frame, over a stream of zeros."""
-    patch = model.config.settings.front_end.patch
-    device = model.head.weight.device
-    zeros = torch.zeros(1, model.config.n_channels, device=device)
-    statistics = BatchStatistics(zeros, zeros + 1, torch.zeros(1, dtype=torch.int64, device=device))
-    state, n_out, delay = model.start(0, statistics), 0, 0
-    with torch.inference_mode():
-        for n_in in range(1, patch.bins + 40 * patch.stride + model.front_end.right):
-            outputs, state = model.step(state, zeros[None])
-            for frame in range(n_out, n_out + outputs.frames.shape[1]):
-                delay = max(delay, n_in - (frame * patch.stride + patch.bins))
-            n_out += outputs.frames.shape[1]
-            due = patch.count_frames(n_in) if n_in >= patch.bins else 0
-            if due > n_out:  # still held back
-                delay = max(delay, n_in - (n_out * patch.stride + patch.bins))
-    return delay
+def describe_layout(model: Model) -> ModelLayout:
+    """Layout of a causal model."""
+    config, front_end = model.config, model.config.settings.front_end
+    return ModelLayout(
+        config.classes,
+        config.sessions,
+        config.n_channels,
+        front_end.patch.bins,
+        front_end.patch.stride,
+        model.front_end.right,
+        front_end.normalise,
+        front_end.log1p,
+        front_end.rolling_bins,
+        model_delay(model),
+    )
