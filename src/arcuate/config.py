@@ -221,7 +221,8 @@ def _kinds_at(path: str, settings: type[BaseModel]) -> list[str]:
             if key == (field.alias or name)
             for inner in inner_models(field.annotation)
         ]
-    return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
+    kinds = [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
+    return [kind for kind in kinds if isinstance(kind, str)]
 
 
 def _explain_unknown(path: str, near: str | None, location: Sequence[int | str]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Force, Json, app
+from arcuate.cli.app import Force, Json, app, complete_from
 from arcuate.cli.console import counted, emit_json, out, percent, print_table, progress, say
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ def prepare(
     features: Annotated[
         str, typer.Option(help="'24 layout only: features and area, such as tx1+spikePow:6v.")
     ] = "tx1+spikePow:6v",
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Derive the labels from the texts: characters or phonemes; default: the labels of the recordings.",
+            autocompletion=complete_from("characters", "phonemes"),
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -41,7 +48,9 @@ def prepare(
         if dry_run:
             report = inspect_source(source, features=features, progress=report_progress)
         else:
-            report = prepare_store(source, store, force=force, features=features, progress=report_progress)
+            report = prepare_store(
+                source, store, force=force, features=features, targets=targets, progress=report_progress
+            )
     if as_json:
         emit_json(report.to_dict())
     else:

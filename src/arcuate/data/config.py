@@ -68,6 +68,7 @@ class PublishedSize(Settings):
 
     channels: int = Field(ge=1, le=65536, description="Number of channels of the published data.")
     n_sessions: int = Field(ge=1, le=10_000, description="Number of sessions of the published data.")
+    targets: Literal["phonemes", "characters"] = Field("phonemes", description="Alphabet of the published data.")
 
 
 class DataConfig(Settings):

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from arcuate.data.alphabet import ALPHABETS, token_unit
 from arcuate.data.quality import (
     Leakage,
     QualityRow,
@@ -23,6 +26,7 @@ from arcuate.data.readers.release import find_source
 from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
+from arcuate.data.text import sentence_tokens, text_to_characters
 from arcuate.data.trial import SPLITS, Trial
 from arcuate.errors import UserError
 from arcuate.progress import Progress
@@ -81,14 +85,16 @@ def prepare(
     *,
     force: bool = False,
     features: str = DEFAULT_FEATURES,
+    targets: str | None = None,
     progress: Progress | None = None,
 ) -> Store:
     """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
-    `force` replaces an existing store. `features` selects features and area of the '24 layout. Unreadable files are
-    skipped and reported; UserError is raised if nothing could be read.
+    `force` replaces an existing store. `features` selects features and area of the '24 layout. `targets` derives the
+    labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. Unreadable files
+    are skipped and reported; UserError is raised if nothing could be read.
     """
-    report = prepare_store(source, store, force=force, features=features, progress=progress)
+    report = prepare_store(source, store, force=force, features=features, targets=targets, progress=progress)
     if not report.written:
         raise UserError(f"no trial in {source} could be read: {report.unreadable[0].detail}")
     opened = Store.open(store)
@@ -102,13 +108,18 @@ def prepare_store(
     *,
     force: bool = False,
     features: str = DEFAULT_FEATURES,
+    targets: str | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:
     """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
     parse_features(features)
+    if targets is not None and targets not in ALPHABETS:
+        raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
     target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
     check_store_target(target, force)
     found = find_source(Path(source))
+    if targets is not None:
+        found = replace(found, classes=ALPHABETS[targets], relabel=ALPHABETS[targets] != found.classes)
     with ReaderProcess(found, features) as reader:
         return _write_store(target, found, reader, force, features, progress)
 
@@ -130,6 +141,7 @@ def _write_store(
         header = {
             "layout": found.layout,
             "features": features if found.layout == "b2t24" else None,
+            "classes": list(found.classes),
             "splits": report.splits,
             "hashes": report.hashes,
             "leakage": report.leakage,
@@ -230,6 +242,20 @@ def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
     return QualityRow(file.id, "unreadable", None, "missing", detail)
 
 
+def _relabel(result: ReadResult, trial: Trial, classes: tuple[str, ...]) -> tuple[Trial, ReadResult]:
+    """The same trial with a label derived from its text; without a text, it has none."""
+    if trial.text is None:
+        trial = replace(trial, tokens=None)
+        return trial, replace(result, trial=trial)
+    trial = replace(trial, tokens=np.asarray(sentence_tokens(trial.text, classes), dtype=np.int32))
+    missing = text_to_characters(trial.text or "", classes)[1] if token_unit(classes) == "character" else ()
+    problems = result.problems
+    if missing:
+        detail = f"left out of the label, because the alphabet lacks them: {' '.join(missing)}"
+        problems = (*problems, Problem("unknown characters", len(missing), detail, "note"))
+    return trial, ReadResult(result.id, trial, problems)
+
+
 class _Preparation:
     """State of a store being written: everything but the bins."""
 
@@ -261,8 +287,11 @@ class _Preparation:
                 if result.trial is None:
                     self.quality.extend(quality_rows(result, ()))
                     continue
-                self._record(result, result.trial)
-                yield result.trial
+                trial = result.trial
+                if self.source.relabel:
+                    trial, result = _relabel(result, trial, self.source.classes)
+                self._record(result, trial)
+                yield trial
         except UnreadableFile as error:
             self.quality.append(_unreadable_row(file, error))
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
-from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
+from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_for_words
 from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
@@ -287,7 +288,8 @@ def open_task(
     head = None if trials_from.head is None else check_head(trials_from.head)
     if head not in (None, "ctc") and not path.is_dir():
         raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
-    trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
+    is_run = path.is_dir()
+    trials = _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
     entries = open_lexicon(str(lexicon), trials.classes)
     ngram = open_model(str(lm), progress)
     if tuple(entries.classes) != trials.classes:
@@ -339,9 +341,8 @@ def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Tr
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
 
 
-def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
+def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
-    from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
     from arcuate.evaluation.evaluate import choose_head, find_source, score_split
 
@@ -349,15 +350,19 @@ def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _T
     head = choose_head(find_source(run, trials.checkpoint), trials.head)
     scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
     results = scored.results
-    log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
+    columns = reorder_for_words(scored.model.config.classes, settings)
+    log_probs = [columns(r.log_probs) for r in results if r.log_probs is not None]
+    classes, boundary = columns.classes, boundary_index(columns.classes)
     references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":
-        return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
+        return _Trials(tuple(log_probs), classes, boundary, references)
     transducer = require_transducer(scored.model.transducer, str(path))
+    if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
+        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
-    return _Trials(tuple(log_probs), CLASSES, SILENCE, references, head, transducer, frames)
+    return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
 
 
 def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchPlan, PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
@@ -156,7 +155,7 @@ def train(
     machine = replace(machine, device=own_device(machine.device))
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
-    decode_words = open_word_search(recipe, selection.validation)
+    decode_words = open_word_search(recipe, selection.validation, store.classes)
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
     try:
@@ -182,7 +181,7 @@ def build_model(recipe: TrainingConfig, store: Store, selection: Selection) -> M
     """The untrained model of a recipe, initialised from `train.seed`."""
     torch.manual_seed(recipe.train.seed)
     config = ModelConfig(
-        settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=CLASSES
+        settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=store.classes
     )
     return Model(config)
 
@@ -194,6 +193,7 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
         "layout": store.layout,
         "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
+        "classes": list(store.classes),
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
         "statistics": store.statistics_hash,

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import CLASSES, SILENCE, token_names
+from arcuate.data.alphabet import boundary_index, token_names
 from arcuate.data.selection import Selection
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TrialResult, decode_trials, phoneme_search, session_sums, summarise_sums
@@ -25,7 +26,9 @@ ShowSample = Callable[[Sequence[str], Sequence[str]], None]
 DecodeWords = Callable[[np.ndarray], str]  # (F, V) log-probabilities to text
 
 
-def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> DecodeWords | None:
+def open_word_search(
+    config: TrainingConfig, trials: Sequence[TrialInfo], classes: tuple[str, ...]
+) -> DecodeWords | None:
     """The word search of the validation settings; None if words are not decoded."""
     if not config.validate_.words or not trials:
         return None
@@ -34,25 +37,26 @@ def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> Dec
             "validate.words=true needs reference texts, but none of the validation trials has one; set"
             " validate.words=false"
         )
-    return _make_word_search(config.validate_)
+    return _make_word_search(config.validate_, classes)
 
 
-def _make_word_search(settings: Validate) -> DecodeWords:
+def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> DecodeWords:
     # Imported here: the Numba kernels and the language model cost seconds that most runs do not need.
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
     from arcuate.language.ngram.io import open_model
 
     weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
-    lexicon = open_lexicon(settings.lexicon, CLASSES)
-    if tuple(lexicon.classes) != CLASSES:
+    columns = reorder_for_words(model_classes, weights)
+    lexicon = open_lexicon(settings.lexicon, columns.classes)
+    if tuple(lexicon.classes) != columns.classes:
         raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; give another")
-    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=SILENCE)
+    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=boundary_index(columns.classes))
 
     def decode(log_probs: np.ndarray) -> str:
         if not np.isfinite(log_probs.max(axis=1)).all():
             return ""  # a model that diverged
-        found = search.search(log_probs, 1)
+        found = search.search(columns(log_probs), 1)
         return (found[0].text or "") if found else ""
 
     return decode
@@ -73,7 +77,7 @@ def make_validator(
     """
     trials = selection.validation[distributed.rank :: distributed.size]
     settings = config.validate_
-    search = phoneme_search(settings)
+    search = phoneme_search(settings, store.classes)
     sampled = _spread(len(trials), settings.predictions)
 
     def validate(model: Model) -> Validation:
@@ -88,7 +92,7 @@ def make_validator(
             search=search,
         )
         if results and results[0].trial.tokens is not None:
-            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
+            show_sample(*(token_names(part, store.classes) for part in (results[0].trial.tokens, results[0].tokens)))
         sums = distributed.sum(session_sums(results, selection.sessions))
         row = {"split": selection.selected_on, **summarise_sums(sums, selection.sessions)}
         cost = {"seconds": time.perf_counter() - started}
@@ -97,7 +101,7 @@ def make_validator(
             texts = [decode_words(r.log_probs) if r.log_probs is not None else "" for r in results]
             row |= _word_errors(results, texts, distributed)
             cost["seconds_words"] = time.perf_counter() - started - cost["seconds"]
-        predictions = tuple(_prediction(results[i], texts[i] if texts else None) for i in sampled)
+        predictions = tuple(_prediction(results[i], texts[i] if texts else None, store.classes) for i in sampled)
         return Validation(row | {"cost": cost}, predictions)
 
     return validate
@@ -120,13 +124,13 @@ def _word_errors(results: Sequence[TrialResult], texts: Sequence[str], distribut
     return {"wer": n_errors / n_words if n_words else None, "word_errors": n_errors, "n_words": n_words}
 
 
-def _prediction(result: TrialResult, text: str | None) -> dict[str, Any]:
+def _prediction(result: TrialResult, text: str | None, classes: Sequence[str]) -> dict[str, Any]:
     """One line of predictions.jsonl, without its step; the names are those of results/<split>.jsonl."""
     trial = result.trial
     return {
         "trial": trial.id,
         "text": trial.text,
-        "reference": None if trial.tokens is None else " ".join(token_names(trial.tokens)),
-        "hypothesis": " ".join(token_names(result.tokens)),
+        "reference": None if trial.tokens is None else " ".join(token_names(trial.tokens, classes)),
+        "hypothesis": " ".join(token_names(result.tokens, classes)),
         **({} if text is None else {"decoded_text": text}),
     }

@@ -335,7 +335,7 @@ class StreamingDecoder:
                 if engine.joint is not None:
                     search = engine.joint.step(search, HeadOutputs(frames, outputs.frames[0]))  # type: ignore[arg-type]
                 elif engine.search is not None:
-                    search = engine.search.step(search, frames[:, engine.columns])  # type: ignore[arg-type]
+                    search = engine.search.step(search, engine.columns(frames))  # type: ignore[arg-type]
         keep_bins = self._uses_running_statistics or self.adapter is not None
         bins = (*now.bins, chunk) if keep_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.log_probs import WordColumns, reorder_for_words
 from arcuate.decoding.transducer import Head, require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
@@ -72,7 +72,7 @@ class Engine:
     rolling_model: Model  # the same weights, normalising by past bins
     search: WordSearch | None  # None: decode phonemes
     rescorer: Rescorer | None
-    columns: tuple[int, ...]  # columns of the model's output in the order of the search
+    columns: WordColumns  # from the model's output to the classes of the search
     silence: int  # silence column of the model's output, -1 if there is none
     delay: ModelDelay
     lock: threading.Lock  # the search has one set of work buffers
@@ -89,14 +89,15 @@ def make_engine(
     model = model.eval().requires_grad_(False)
     per_block = model.config.settings.front_end.normalise == "block"
     names = model.config.classes
-    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
+    columns = reorder_for_words(names, DecodingConfig() if search is None else search.settings)
+    edge = columns.classes[boundary_index(columns.classes)]
+    silence = names.index(edge) if boundary_index(columns.classes) >= 0 and edge in names else -1
     return Engine(
         model,
         _with_rolling_normalisation(model) if per_block else model,
         search,
         rescorer,
-        tuple(int(c) for c in columns[0]),
+        columns,
         silence,
         _model_delay(model),
         threading.Lock(),
@@ -134,8 +135,7 @@ def load_search(
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
-    names = model.config.classes
-    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    classes = reorder_for_words(model.config.classes, decoding).classes
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has different classes from the model; give one with the same classes")

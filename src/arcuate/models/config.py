@@ -6,10 +6,12 @@ Everything between stored bins and log-probabilities is set here. The classes ne
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationInfo, model_validator
 
 from arcuate.config import Settings
 from arcuate.data.config import StatisticsSpec
+from arcuate.errors import UserError
+from arcuate.plugins import has_component, load_component
 
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -184,13 +186,62 @@ class TransformerSettings(Settings):
         return self
 
 
-def _default_kind_gru(value: Any) -> Any:
-    """Files written when the GRU was the only encoder have no `kind`."""
-    return {"kind": "gru", **value} if isinstance(value, dict) else value
+class PluginEncoderSettings(Settings):
+    """Base class of the settings of an encoder from outside the package; `kind` is its name or import path."""
+
+    plugin: ClassVar[bool] = True  # not listed with the settings of the package
+
+    kind: str = Field("package.module:Class", description="Name or import path of the encoder.")
+    width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
+    depth: int = Field(1, ge=1, le=64, description="Number of layers.")
+
+    @property
+    def causal(self) -> bool:
+        """Whether frames depend on past bins only; override it for an encoder that needs complete trials."""
+        return True
 
 
-AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings
-EncoderSettings = Annotated[AnyEncoderSettings, Field(discriminator="kind"), BeforeValidator(_default_kind_gru)]
+AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings | PluginEncoderSettings
+_ENCODER_KINDS = ("gru", "ssm", "transformer")
+
+
+def encoder_class(kind: str) -> Any:
+    """The class of an encoder from outside the package; it names its settings class as `Settings`."""
+    found = load_component("encoders", kind)
+    settings = getattr(found, "Settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, PluginEncoderSettings)):
+        raise UserError(f"the encoder {kind!r} has no attribute Settings, a subclass of PluginEncoderSettings; add one")
+    return found
+
+
+def _read_encoder(value: Any, info: ValidationInfo) -> Any:
+    """Settings of an encoder from outside the package as an instance of its own class; others unchanged.
+
+    Files written when the GRU was the only encoder have no `kind`.
+    """
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind", "gru")
+    if kind not in _ENCODER_KINDS and has_component("encoders", kind):
+        return encoder_class(kind).Settings.model_validate(value, context=info.context)
+    return {"kind": "gru", **value}
+
+
+def _encoder_tag(value: Any) -> str | None:
+    if isinstance(value, PluginEncoderSettings):
+        return "plugin"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in _ENCODER_KINDS else None
+
+
+EncoderSettings = Annotated[
+    Annotated[GRUSettings, Tag("gru")]
+    | Annotated[SSMSettings, Tag("ssm")]
+    | Annotated[TransformerSettings, Tag("transformer")]
+    | Annotated[SerializeAsAny[PluginEncoderSettings], Tag("plugin")],
+    Discriminator(_encoder_tag),
+    BeforeValidator(_read_encoder),
+]
 
 
 class TransducerSettings(Settings):

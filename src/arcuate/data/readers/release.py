@@ -67,7 +67,7 @@ def find_source(path: Path) -> Source:
     if layout == "b2t25":
         corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
     modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
-    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), tuple(skipped))
+    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), skipped=tuple(skipped))
 
 
 def summarise_file(source: Source, file: SourceFile) -> FileSummary:

@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.trial import Layout, Split, Trial, session_date
 
 Severity = Literal["note", "ignored", "bad", "unreadable"]
@@ -78,6 +79,8 @@ class Source:
     # (session, split, number) -> speaking mode
     modes: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = CLASSES  # alphabet of the labels
+    relabel: bool = False  # derive the labels from the texts
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
 
     @property

@@ -51,10 +51,10 @@ def _error_chart(data: RunData) -> Html | None:
         return None
     y = charts.linear_scale(values, 0.0)
     split, step, rate = data.best
-    label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
+    label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     best = charts.draw_best(_steps(data), y, step, rate)
     entry = ("best", f"best, step {count(step)}")
-    return _chart(data, "Phoneme error rate", label, curves, y, best, [entry], whole_percent)
+    return _chart(data, data.rate_name, label, curves, y, best, [entry], whole_percent)
 
 
 def _word_error_chart(data: RunData) -> Html | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, punctuation_classes
 from arcuate.data.text import normalise_text
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -44,7 +44,7 @@ def sessions_section(data: RunData) -> Html:
     key = legend(
         ("point", "session, with 95 % interval over its trials"), ("limit", f"all trials, {percent(results.rate)}")
     )
-    chart = _session_chart(rates, results.rate, caption)
+    chart = _session_chart(rates, results.rate, caption, data.rate_name)
     return join(
         figure("Sessions in recording order", chart, caption, key, wide=True),
         _block_table(results, {r.session: i for i, r in enumerate(rates)}),
@@ -69,7 +69,7 @@ def _session_rates(results: Results, order: Sequence[str]) -> list[_SessionRate]
     return rates
 
 
-def _session_chart(rates: Sequence[_SessionRate], overall: float | None, caption: str) -> Html:
+def _session_chart(rates: Sequence[_SessionRate], overall: float | None, caption: str, rate_name: str) -> Html:
     names = short_session_names([r.session for r in rates])
     longest = max(len(name) for name in names)
     column = min(max(1040 / len(rates), 20.0), 175.0)
@@ -92,7 +92,7 @@ def _session_chart(rates: Sequence[_SessionRate], overall: float | None, caption
         parts.append(charts.dot(x, y(rate.rate), 4.5, "point", f"{rate.session}: {percent(rate.rate)}, {n_trials}"))
     parts += charts.column_labels(places, bottom, names, rotated)
     height = bottom + (5.4 * longest + 24 if rotated else 34)
-    label = f"Phoneme error rate of {counted(len(rates), 'session')}. {caption}"
+    label = f"{rate_name} of {counted(len(rates), 'session')}. {caption}"
     style = f"max-width:{width / 16:.1f}rem;min-width:{min(width, 760) / 16:.1f}rem"
     return charts.drawing(width, height, label, *parts, style=style)
 
@@ -160,6 +160,17 @@ EXAMPLE_WORDS: dict[str, str] = {
 WORD_BOUNDARY = "|"  # symbol for silence between words where space is short
 
 
+def token_groups(classes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tokens of an alphabet by kind, in the order in which charts show them."""
+    if tuple(classes) == CLASSES:
+        return PHONEME_GROUPS
+    marks = punctuation_classes(classes)
+    edge = (classes[boundary_index(classes)],) if boundary_index(classes) > 0 else ()
+    plain = tuple(name for name in classes[1:] if name not in (*marks, *edge))
+    groups = {"tokens": plain, "marks": marks, "boundary": edge}
+    return {name: members for name, members in groups.items() if members}
+
+
 def with_example(name: str) -> str:
     """`T (tea)`; silence and names outside the alphabet are returned as they are."""
     if name == SILENCE_NAME:
@@ -168,7 +179,7 @@ def with_example(name: str) -> str:
 
 
 def phoneme_symbol(name: str) -> str:
-    return WORD_BOUNDARY if name == SILENCE_NAME else name
+    return WORD_BOUNDARY if name in (SILENCE_NAME, SPACE) else name
 
 
 # Confusions.
@@ -182,35 +193,37 @@ _Key = TypeVar("_Key")
 
 def confusions_section(data: RunData) -> Html:
     decodings = data.results.decodings if data.results else ()
+    groups, unit = token_groups(data.classes), data.unit
+    known_names = tuple(name for group in groups.values() for name in group)
     counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
     known: _Counts = Counter(
         {
             (reference, hypothesis): n
             for (reference, hypothesis), n in counts.items()
-            if reference in (*PHONEME_ORDER, INSERTED) and hypothesis in (*PHONEME_ORDER, DELETED)
+            if reference in (*known_names, INSERTED) and hypothesis in (*known_names, DELETED)
         }
     )
     if not known:
         return muted("Confusions require labelled trials; these results have none.")
     caption = (
-        "Rows: reference phonemes; columns: decoded phonemes; each row sums to 100 %. The row “inserted” shows decoded"
-        " phonemes without a reference, the column “deleted” reference phonemes that were not decoded."
+        f"Rows: reference {unit}s; columns: decoded {unit}s; each row sums to 100 %. The row “inserted” shows decoded"
+        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded."
     )
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
     key = legend(("right", "correct"), ("wrong", f"confused, full colour from {percent(_SATURATION, 0)}"))
-    chart = figure("Reference and decoded phonemes", _matrix(known), caption, key, wide=True)
-    return tag("div", chart, tag("div", *_most_frequent(known), class_="lists"), class_="beside")
+    chart = figure(f"Reference and decoded {unit}s", _matrix(known, groups, unit), caption, key, wide=True)
+    return tag("div", chart, tag("div", *_most_frequent(known, unit), class_="lists"), class_="beside")
 
 
-def _matrix(counts: _Counts) -> Html:
+def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -> Html:
     """The row-normalised matrix, phonemes grouped by manner of articulation."""
-    offsets = _offsets()
-    extra = offsets[PHONEME_ORDER[-1]] + _CELL + _GAP  # offset of the row "inserted" and the column "deleted"
+    offsets = _offsets(groups)
+    extra = max(offsets.values()) + _CELL + _GAP  # offset of the row "inserted" and the column "deleted"
     rows, columns = {**offsets, INSERTED: extra}, {**offsets, DELETED: extra}
     totals = _reference_totals(counts)
     right = _LEFT + extra + _CELL
-    parts = [*_frame(offsets, extra)]
+    parts = [*_frame(offsets, extra, groups)]
     for name, offset in rows.items():
         y = _TOP + offset + 12
         parts.append(charts.text(_LEFT - 6, y, "inserted" if name == INSERTED else name, "small", "end"))
@@ -230,13 +243,13 @@ def _matrix(counts: _Counts) -> Html:
         parts.append(charts.rectangle(*box, kind, tooltip, fill_opacity=f"{opacity:.2f}"))
     style = f"min-width:40rem;max-width:{(right + 48) / 16:.1f}rem"
     height = _TOP + extra + _CELL + 8
-    return charts.drawing(right + 48, height, "Phoneme confusion matrix", *parts, style=style)
+    return charts.drawing(right + 48, height, f"{unit.capitalize()} confusion matrix", *parts, style=style)
 
 
-def _offsets() -> dict[str, float]:
-    """The offset of the row and column of each phoneme, with a gap between groups."""
+def _offsets(groups: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """The offset of the row and column of each token, with a gap between groups."""
     offsets, at = {}, 0.0
-    for group in PHONEME_GROUPS.values():
+    for group in groups.values():
         for name in group:
             offsets[name] = at
             at += _CELL
@@ -244,14 +257,14 @@ def _offsets() -> dict[str, float]:
     return offsets
 
 
-def _frame(offsets: Mapping[str, float], extra: float) -> Iterator[Html]:
+def _frame(offsets: Mapping[str, float], extra: float, groups: Mapping[str, tuple[str, ...]]) -> Iterator[Html]:
     """A pale background for each pair of groups, and the names of the groups."""
-    spans = [(offsets[g[0]], offsets[g[-1]] + _CELL) for g in PHONEME_GROUPS.values()]
+    spans = [(offsets[g[0]], offsets[g[-1]] + _CELL) for g in groups.values()]
     spans.append((extra, extra + _CELL))
     for y0, y1 in spans:
         for x0, x1 in spans:
             yield charts.rectangle(_LEFT + x0, _TOP + y0, x1 - x0, y1 - y0, "ground")
-    for name, (start, stop) in zip(PHONEME_GROUPS, spans, strict=False):
+    for name, (start, stop) in zip(groups, spans, strict=False):
         if stop - start > _CELL:
             label, middle = _ABBREVIATIONS.get(name, name), (start + stop) / 2
             yield charts.text(_LEFT + middle, 14, label, "small strong", "middle")
@@ -274,7 +287,7 @@ def _reference_totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
-def _most_frequent(counts: _Counts) -> list[Html]:
+def _most_frequent(counts: _Counts, unit: str) -> list[Html]:
     """The most frequent errors of each kind."""
     totals = _reference_totals(counts)
     substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
@@ -290,12 +303,12 @@ def _most_frequent(counts: _Counts) -> list[Html]:
         tables += [tag("h3", "Most frequent substitutions"), table(head, rows, "numbers")]
     if deleted:
         rows = [(with_example(a), n, percent(n / totals[a])) for a, n in _largest(deleted, 5)]
-        head = ("phoneme", "count", "of reference")
+        head = (unit, "count", "of reference")
         tables += [tag("h3", "Most frequent deletions"), table(head, rows, "numbers")]
     if inserted:
         rows = [(with_example(a), n) for a, n in _largest(inserted, 5)]
-        tables += [tag("h3", "Most frequent insertions"), table(("phoneme", "count"), rows, "numbers")]
-    return tables or [tag("p", "All phonemes were decoded correctly.")]
+        tables += [tag("h3", "Most frequent insertions"), table((unit, "count"), rows, "numbers")]
+    return tables or [tag("p", f"All {unit}s were decoded correctly.")]
 
 
 def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:
@@ -315,8 +328,11 @@ def decodings_section(data: RunData) -> Html:
     if not groups:
         return muted("The results contain no decodings.")
     labelled = any(d.rate is not None for d in decodings)
+    edge = boundary_index(data.classes)
     parts: list[Html] = [
-        _legend("T", "D", with_boundary=True) if labelled else muted("No labels: decoded phonemes without error marks.")
+        _legend(*_legend_examples(data.classes), boundary=data.classes[edge] if edge > 0 else None)
+        if labelled
+        else muted(f"No labels: decoded {data.unit}s without error marks.")
     ]
     for title, members in groups:
         parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
@@ -411,12 +427,16 @@ def _chip(reference: str, hypothesis: str) -> Html:
     return tag("span", expected, tag("i", "→"), tag("b", decoded), class_="chip sub", title=title)
 
 
-def _legend(right: str, wrong: str, with_boundary: bool = False) -> Html:
+def _legend_examples(classes: Sequence[str]) -> tuple[str, str]:
+    return ("T", "D") if tuple(classes) == CLASSES else (classes[1], classes[min(2, len(classes) - 1)])
+
+
+def _legend(right: str, wrong: str, boundary: str | None = None) -> Html:
     entries = [
         (_chip(right, right), "correct"),
         (_chip(right, wrong), f"{right} decoded as {wrong}"),
         (_chip(INSERTED, right), f"{right} inserted"),
         (_chip(right, DELETED), f"{right} deleted"),
-        *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []),
+        *([(_chip(boundary, boundary), "word boundary")] if boundary else []),
     ]
     return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")

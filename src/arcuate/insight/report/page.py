@@ -56,7 +56,7 @@ def _sections(data: RunData) -> Iterator[Section]:
         yield "results", "Results", join(_evaluation_hint(data), _other_results(data))
     else:
         yield "sessions", "Error rate by session", join(sessions_section(data), _other_results(data))
-        yield "confusions", "Phoneme confusions", confusions_section(data)
+        yield "confusions", f"{data.unit.capitalize()} confusions", confusions_section(data)
         yield "trial", "Example trial", trial_section(data)
         yield "decodings", "Example decodings", decodings_section(data)
     if data.words is not None:
@@ -99,7 +99,7 @@ def _lead(data: RunData) -> list[Html | str]:
     """What was measured and on which trials, in one sentence."""
     results = data.results
     if results is None:
-        return _calibrated_lead(read_calibration(data.run)) or _unevaluated_lead(data)
+        return _calibrated_lead(read_calibration(data.run), data.rate_name) or _unevaluated_lead(data)
     trials = counted(results.n_trials, f"{split_name(results.split)} trial")
     if n_sessions := len({d.session for d in results.decodings}):
         trials += f" of {counted(n_sessions, 'session')}"
@@ -112,7 +112,7 @@ def _lead(data: RunData) -> list[Html | str]:
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
     interval = _interval_text(*(results.interval or (None, None)))
     return [
-        "Phoneme error rate ",
+        f"{data.rate_name} ",
         tag("b", percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
         *_word_lead(data),
@@ -147,7 +147,7 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
+def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> list[Html | str]:
     """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
@@ -157,7 +157,7 @@ def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
     interval = _interval_text(last.low, last.high)
-    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{interval} on {trials}, {after}."]
+    return [f"{rate_name} ", tag("b", percent(last.per)), f"{interval} on {trials}, {after}."]
 
 
 def _unevaluated_lead(data: RunData) -> list[Html | str]:
@@ -193,7 +193,7 @@ def _rate_tile(data: RunData) -> Html | None:
         if results.interval:
             low, high = results.interval
             remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
-        return tile("Phoneme error rate", percent(results.rate), *remarks, kind="first")
+        return tile(data.rate_name, percent(results.rate), *remarks, kind="first")
     if data.best:
         split, step, rate = data.best
         remark = f"{split_name(split)}, step {step:,}"
@@ -243,9 +243,13 @@ def _errors_tile(data: RunData) -> Html | None:
         tag("p", "Errors by kind", class_="name"),
         bar if n_errors else tag("p", "none", class_="value"),
         tag("ul", *items),
-        tag("p", f"of {length:,} phonemes, including silence", class_="below") if length else None,
+        tag("p", f"of {length:,} {data.unit}s, including {_boundary_name(data)}", class_="below") if length else None,
         class_="tile kinds",
     )
+
+
+def _boundary_name(data: RunData) -> str:
+    return "silence" if data.unit == "phoneme" else "word boundaries"
 
 
 def _steps_tile(data: RunData) -> Html:
@@ -274,7 +278,7 @@ def _evaluation_hint(data: RunData) -> Html:
     """The commands that create the missing part of the report."""
     path = shlex.quote(str(data.run.path))
     text = (
-        "This run has not been evaluated yet. An evaluation adds error rates by session, phoneme confusions, an"
+        "This run has not been evaluated yet. An evaluation adds error rates by session, confusions, an"
         " example trial and example decodings. Run"
     )
     commands = tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}")

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK, CLASSES
+from arcuate.data.alphabet import BLANK, SPACE, encode
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight import charts
 from arcuate.insight.formats import finite_int, percent
 from arcuate.insight.pages import Html, figure, join, legend, muted, tag
-from arcuate.insight.report.errors import PHONEME_GROUPS, PHONEME_ORDER, phoneme_symbol, with_example
+from arcuate.insight.report.errors import phoneme_symbol, token_groups, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
 from arcuate.progress import counted
 
@@ -39,7 +39,7 @@ def trial_section(data: RunData) -> Html:
     stride = max(finite_int(data.setting("front_end.patch.stride")) or 1, 1)
     by_trial = {d.trial: d for d in results.decodings}
     figures = [
-        _trial_figure(example, by_trial.get(example.trial), stride, f"heat{i}")
+        _trial_figure(example, by_trial.get(example.trial), stride, f"heat{i}", data.classes)
         for i, example in enumerate(results.examples)
     ]
     if len(figures) == 1:
@@ -48,7 +48,7 @@ def trial_section(data: RunData) -> Html:
     return join(figures[0], more)
 
 
-def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
+def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name: str, classes: Sequence[str]) -> Html:
     title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
     rate = f", error rate {percent(decoding.rate)}" if decoding and decoding.rate is not None else ""
     caption = (
@@ -57,12 +57,12 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name
     )
     entries = [("crossings", "threshold crossings"), ("power", "spike-band power"), ("probability", "probability")]
     if decoding and decoding.reference is not None:
-        caption += " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
+        caption += " The reference has no times: its tokens are placed at the decoded ones they are aligned with."
         entries += [("sub", "substitution"), ("ins", "insertion"), ("del", "deletion")]
-    return figure(title, _drawing(example, decoding, stride, name), caption, legend(*entries), wide=True)
+    return figure(title, _drawing(example, decoding, stride, name, classes), caption, legend(*entries), wide=True)
 
 
-def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
+def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str, classes: Sequence[str]) -> Html:
     n_bins, n_frames = len(example.bins), len(example.log_probs)
     decoded = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     plot_width = min(max(1020.0, 19.0 * len(decoded)), 4000.0)
@@ -81,26 +81,26 @@ def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str
         parts.append(_panel(title, y, height, right))
         parts.append(charts.heat_map(intensity(values), f"{name}{kind}", _LEFT, y, width, height, f"heat {kind}"))
         y += height + 8
-    rows = [("decoded", _decoded_labels(decoded, decoding))]
+    rows = [("decoded", _decoded_labels(decoded, decoding, classes))]
     if decoding and decoding.reference is not None:
-        rows.insert(0, ("reference", _reference_labels(decoded, decoding.reference)))
+        rows.insert(0, ("reference", _reference_labels(decoded, decoding.reference, classes)))
     for title, labels in rows:
         drawn, height = _label_row(title, labels, at, y)
         parts.append(drawn)
         y += height
     y += 4
-    order = _class_order(example.log_probs.shape[1])
+    order = _class_order(example.log_probs.shape[1], classes)
     probabilities = np.exp(np.minimum(np.nan_to_num(example.log_probs, nan=-np.inf), 0.0))
     height = _ROW * len(order)
-    parts += [_panel(None, y, height, right), _class_names(order, y, right)]
+    parts += [_panel(None, y, height, right), _class_names(order, y, right, classes)]
     for span in decoded:  # a line from each decoded phoneme to its row of the probabilities
         x = at(_centre(span))
         parts.append(charts.line(x, y - 4, x, y + _ROW * order.index(span.token), "thread"))
-    image = _pool(probabilities, _MAX_COLUMNS, len(CLASSES) * 8)[:, order].T  # (V, F)
+    image = _pool(probabilities, _MAX_COLUMNS, max(len(classes), 41) * 8)[:, order].T  # (V, F)
     parts.append(charts.heat_map(image, f"{name}p", _LEFT, y, at(n_frames) - _LEFT, height, "heat probability"))
     y += height
     parts.append(charts.x_axis(time, y + 4, "seconds"))
-    label = f"Recording and phoneme probabilities of trial {example.trial}, {seconds:.1f} seconds"
+    label = f"Recording and token probabilities of trial {example.trial}, {seconds:.1f} seconds"
     style = f"min-width:{max(760, plot_width * 0.75) / 16:.1f}rem"
     return charts.drawing(right + 12, y + 54, label, *parts, style=style)
 
@@ -142,17 +142,17 @@ def _panel(title: str | None, y: float, height: float, right: float) -> Html:
     return join(ground, charts.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")) if title else ground
 
 
-def _token_name(token: int) -> str:
-    return CLASSES[token] if token < len(CLASSES) else str(token)
+def _token_name(token: int, classes: Sequence[str]) -> str:
+    return classes[token] if token < len(classes) else str(token)
 
 
 def _centre(span: TokenSpan) -> float:
     return span.first + 0.5 * span.n_frames
 
 
-def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None) -> list[_Label]:
+def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None, classes: Sequence[str]) -> list[_Label]:
     """The decoded phonemes at their times, with errors marked."""
-    names = [_token_name(s.token) for s in decoded]
+    names = [_token_name(s.token, classes) for s in decoded]
     pairs = [(name, name) for name in names]
     if decoding and decoding.reference is not None:
         pairs = [pair for pair in align(decoding.reference, names) if pair[1] != DELETED]
@@ -169,7 +169,7 @@ def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None) -> 
     return labels
 
 
-def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) -> list[_Label]:
+def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str], classes: Sequence[str]) -> list[_Label]:
     """The reference at the times of the decoded phonemes; deleted ones evenly between their neighbours."""
     labels: list[_Label] = []
     deleted: list[str] = []
@@ -181,7 +181,7 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
             labels.append(_Label(f"−{phoneme_symbol(name)}", frame, "del", f"{with_example(name)} deleted"))
         deleted.clear()
 
-    for expected, name in align(reference, [_token_name(s.token) for s in decoded]):
+    for expected, name in align(reference, [_token_name(s.token, classes) for s in decoded]):
         if name == DELETED:
             deleted.append(expected)
             continue
@@ -219,23 +219,23 @@ def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float
     return join(*parts), _LABEL * n_rows + 4
 
 
-def _class_order(n_classes: int) -> list[int]:
-    """Classes in articulatory order with the blank last; unchanged for any other alphabet."""
-    if n_classes != len(CLASSES):
+def _class_order(n_classes: int, classes: Sequence[str]) -> list[int]:
+    """Classes by group (phonemes: in articulatory order) with the blank last; unchanged if they do not fit."""
+    if n_classes != len(classes):
         return list(range(n_classes))
-    return [CLASSES.index(name) for name in PHONEME_ORDER] + [BLANK]
+    return [*encode((name for group in token_groups(classes).values() for name in group), classes), BLANK]
 
 
-def _class_names(order: Sequence[int], y: float, right: float) -> Html:
+def _class_names(order: Sequence[int], y: float, right: float, classes: Sequence[str]) -> Html:
     """The names of the rows, with a line between groups."""
-    if len(order) != len(CLASSES):
+    if len(order) != len(classes):
         return charts.text(_LEFT - 8, y + _ROW * len(order) / 2, f"{len(order)} classes", anchor="end")
     parts = []
     for i, token in enumerate(order):
-        name = "blank" if token == BLANK else CLASSES[token]
+        name = "blank" if token == BLANK else classes[token].replace(SPACE, "space")
         parts.append(charts.text(_LEFT - 8, y + _ROW * i + 9.5, name, "tiny", "end"))
     row = 0
-    for group in PHONEME_GROUPS.values():
+    for group in token_groups(classes).values():
         row += len(group)
         parts.append(charts.line(_LEFT, y + _ROW * row, right, y + _ROW * row, "guide"))
     return join(*parts)
