@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from arcuate.errors import UserError
+from arcuate.plugins import has_component, load_component
 
 
 class Settings(BaseModel):
@@ -63,6 +64,35 @@ class Settings(BaseModel):
                 if is_boolean and not _accepts_boolean(cast(Hashable, field.annotation)):
                     raise ValueError(f"{field.alias or name}: expected a value, got true or false")
         return given
+
+
+class PluginSettings(Settings):
+    """Base class of the settings of a component from outside the package; `kind` is its name or import path."""
+
+    plugin: ClassVar[bool] = True  # not listed with the settings of the package
+
+    kind: str = "package.module:Class"
+
+
+def component_class(group: str, kind: str) -> Any:
+    """The class of a component from outside the package; it names its settings class as `Settings`."""
+    found = load_component(group, kind)
+    settings = getattr(found, "Settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, PluginSettings)):
+        raise UserError(f"{kind!r} has no attribute Settings, a subclass of arcuate.config.PluginSettings; add one")
+    return found
+
+
+def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValidator:
+    """Validator that reads settings of an outside component as an instance of its own settings class."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if kind is None or kind in built_in or not (not built_in or has_component(group, kind)):
+            return value
+        return component_class(group, str(kind)).Settings.model_validate(value, context=info.context)
+
+    return BeforeValidator(read)
 
 
 @cache

@@ -31,6 +31,13 @@ def prepare(
     features: Annotated[
         str, typer.Option(help="'24 layout only: features and area, such as tx1+spikePow:6v.")
     ] = "tx1+spikePow:6v",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Reader: nwb, falcon-h2, corp, the name of an installed reader, or an import path; default: detected"
+            " ('24 or '25 release).",
+        ),
+    ] = None,
     targets: Annotated[
         str | None,
         typer.Option(
@@ -46,10 +53,16 @@ def prepare(
 
     with progress("scanning files") as report_progress:
         if dry_run:
-            report = inspect_source(source, features=features, progress=report_progress)
+            report = inspect_source(source, features=features, layout=layout, progress=report_progress)
         else:
             report = prepare_store(
-                source, store, force=force, features=features, targets=targets, progress=report_progress
+                source,
+                store,
+                force=force,
+                features=features,
+                targets=targets,
+                layout=layout,
+                progress=report_progress,
             )
     if as_json:
         emit_json(report.to_dict())

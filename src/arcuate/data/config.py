@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import PluginSettings, Settings, plugin_validator
 
 
 class SessionBatching(Settings):
@@ -150,3 +150,6 @@ class AugmentationConfig(Settings):
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
     speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
+    custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(
+        (), description="Augmentations from outside the package, applied last and in this order."
+    )

@@ -86,15 +86,19 @@ def prepare(
     force: bool = False,
     features: str = DEFAULT_FEATURES,
     targets: str | None = None,
+    layout: str | None = None,
     progress: Progress | None = None,
 ) -> Store:
     """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
     `force` replaces an existing store. `features` selects features and area of the '24 layout. `targets` derives the
-    labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. Unreadable files
-    are skipped and reported; UserError is raised if nothing could be read.
+    labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. `layout` names a
+    reader, by default that of the release found. Unreadable files are skipped and reported; UserError is raised if
+    nothing could be read.
     """
-    report = prepare_store(source, store, force=force, features=features, targets=targets, progress=progress)
+    report = prepare_store(
+        source, store, force=force, features=features, targets=targets, layout=layout, progress=progress
+    )
     if not report.written:
         raise UserError(f"no trial in {source} could be read: {report.unreadable[0].detail}")
     opened = Store.open(store)
@@ -109,6 +113,7 @@ def prepare_store(
     force: bool = False,
     features: str = DEFAULT_FEATURES,
     targets: str | None = None,
+    layout: str | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:
     """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
@@ -117,7 +122,7 @@ def prepare_store(
         raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
     target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
     check_store_target(target, force)
-    found = find_source(Path(source))
+    found = find_source(Path(source), layout)
     if targets is not None:
         found = replace(found, classes=ALPHABETS[targets], relabel=ALPHABETS[targets] != found.classes)
     with ReaderProcess(found, features) as reader:
@@ -151,11 +156,15 @@ def _write_store(
 
 
 def inspect_source(
-    source: str | Path, *, features: str = DEFAULT_FEATURES, progress: Progress | None = None
+    source: str | Path,
+    *,
+    features: str = DEFAULT_FEATURES,
+    layout: str | None = None,
+    progress: Progress | None = None,
 ) -> PrepareReport:
     """Dry run: what `prepare` would read, without writing anything."""
     parse_features(features)
-    found = find_source(Path(source))
+    found = find_source(Path(source), layout)
     with ReaderProcess(found, features) as reader:
         return _report_scan(found, _scan_source(found, reader, progress))
 

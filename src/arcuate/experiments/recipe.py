@@ -391,6 +391,8 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         inner = _type_name(parts[0])
         return f"list of {inner}" if parts[-1] is Ellipsis else f"list of {len(parts)} × {inner}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "component"
     names = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
     return names[annotation]
 

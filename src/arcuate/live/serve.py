@@ -25,6 +25,7 @@ from arcuate.live.clients import is_local, make_access
 from arcuate.live.config import DecoderOptions, LiveSettings
 from arcuate.live.input import Source
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
+from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import logger
 from arcuate.run import open_run
 
@@ -162,8 +163,9 @@ def prepare_server(
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
-    if source not in _SOURCES:
-        raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
+    if source not in _SOURCES and not has_component("live_sources", source):
+        known = ", ".join((*_SOURCES, *component_names("live_sources")))
+        raise UserError(f"--source {source!r} is unknown; choose {known} or an import path such as mylab.live:Source")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     if adapts and source == "redis-logits":
@@ -238,6 +240,10 @@ def _make_source(
         from arcuate.live.sources.replay import Replay
 
         return Replay(replay, session.put, speed)
+    if name not in _SOURCES:
+        with trust_code():  # named on the command line
+            made: Source = load_component("live_sources", name)(n_channels, session.put)
+        return made
     from arcuate.live.sources.streams import BINS_STREAM, LslBins, RedisBins, RedisLogits
 
     if name == "lsl":

@@ -6,12 +6,10 @@ Everything between stored bins and log-probabilities is set here. The classes ne
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import PluginSettings, Settings, plugin_validator
 from arcuate.data.config import StatisticsSpec
-from arcuate.errors import UserError
-from arcuate.plugins import has_component, load_component
 
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -90,6 +88,9 @@ class FrontEndSettings(Settings):
     session_layer: SessionLayerSettings = SessionLayerSettings()
     channel_gate: ChannelGateSettings = ChannelGateSettings()
     stem: ConvStemSettings = ConvStemSettings()
+    custom: Annotated[SerializeAsAny[PluginSettings], plugin_validator("front_end_steps")] | None = Field(
+        None, description="Map of single bins from outside the package, after the session layer; null = none."
+    )
     patch: Patch = Patch()
 
     renamed: ClassVar[Mapping[str, str]] = {"log": "log1p"}
@@ -186,12 +187,9 @@ class TransformerSettings(Settings):
         return self
 
 
-class PluginEncoderSettings(Settings):
-    """Base class of the settings of an encoder from outside the package; `kind` is its name or import path."""
+class PluginEncoderSettings(PluginSettings):
+    """Base class of the settings of an encoder from outside the package."""
 
-    plugin: ClassVar[bool] = True  # not listed with the settings of the package
-
-    kind: str = Field("package.module:Class", description="Name or import path of the encoder.")
     width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
     depth: int = Field(1, ge=1, le=64, description="Number of layers.")
 
@@ -205,26 +203,9 @@ AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings | PluginEnc
 _ENCODER_KINDS = ("gru", "ssm", "transformer")
 
 
-def encoder_class(kind: str) -> Any:
-    """The class of an encoder from outside the package; it names its settings class as `Settings`."""
-    found = load_component("encoders", kind)
-    settings = getattr(found, "Settings", None)
-    if not (isinstance(settings, type) and issubclass(settings, PluginEncoderSettings)):
-        raise UserError(f"the encoder {kind!r} has no attribute Settings, a subclass of PluginEncoderSettings; add one")
-    return found
-
-
-def _read_encoder(value: Any, info: ValidationInfo) -> Any:
-    """Settings of an encoder from outside the package as an instance of its own class; others unchanged.
-
-    Files written when the GRU was the only encoder have no `kind`.
-    """
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("kind", "gru")
-    if kind not in _ENCODER_KINDS and has_component("encoders", kind):
-        return encoder_class(kind).Settings.model_validate(value, context=info.context)
-    return {"kind": "gru", **value}
+def _default_kind_gru(value: Any) -> Any:
+    """Files written when the GRU was the only encoder have no `kind`."""
+    return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
 def _encoder_tag(value: Any) -> str | None:
@@ -240,7 +221,8 @@ EncoderSettings = Annotated[
     | Annotated[TransformerSettings, Tag("transformer")]
     | Annotated[SerializeAsAny[PluginEncoderSettings], Tag("plugin")],
     Discriminator(_encoder_tag),
-    BeforeValidator(_read_encoder),
+    plugin_validator("encoders", _ENCODER_KINDS),
+    BeforeValidator(_default_kind_gru),
 ]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from arcuate.config import component_class
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import (
@@ -21,7 +22,6 @@ from arcuate.models.config import (
     PluginEncoderSettings,
     SSMSettings,
     TransformerSettings,
-    encoder_class,
 )
 from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
@@ -243,7 +243,7 @@ def make_encoder(settings: ModelSettings, n_channels: int) -> Encoder:
         case TransformerSettings() as encoder:
             return Transformer(encoder, patch, n_channels)
         case PluginEncoderSettings() as encoder:
-            made = encoder_class(encoder.kind)(encoder, patch, n_channels)
+            made = component_class("encoders", encoder.kind)(encoder, patch, n_channels)
             if not isinstance(made, Encoder):
                 raise UserError(f"the encoder {encoder.kind!r} is not a subclass of arcuate.models.interfaces.Encoder")
             return made

@@ -81,6 +81,7 @@ class Source:
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = CLASSES  # alphabet of the labels
     relabel: bool = False  # derive the labels from the texts
+    reader: str | None = None  # name of the reader; None: one of the two releases
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
 
     @property
