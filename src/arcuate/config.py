@@ -69,9 +69,13 @@ class Settings(BaseModel):
 class PluginSettings(Settings):
     """Base class of the settings of a component from outside the package; `kind` is its name or import path."""
 
-    plugin: ClassVar[bool] = True  # not listed with the settings of the package
-
     kind: str = "package.module:Class"
+
+
+def _explain_plainly(problem: Any) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"no setting {where!r}" if problem["type"] == "extra_forbidden" else f"{where}: {message}".lstrip(": ")
 
 
 def component_class(group: str, kind: str) -> Any:
@@ -90,7 +94,12 @@ def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValida
         kind = value.get("kind") if isinstance(value, dict) else None
         if kind is None or kind in built_in or not (not built_in or has_component(group, kind)):
             return value
-        return component_class(group, str(kind)).Settings.model_validate(value, context=info.context)
+        settings: type[PluginSettings] = component_class(group, str(kind)).Settings
+        try:
+            return settings.model_validate(value, context=info.context)
+        except ValidationError as error:
+            problems = "; ".join(_explain_plainly(problem) for problem in error.errors())
+            raise ValueError(f"{problems} (settings: {', '.join(settings.model_fields)})") from None
 
     return BeforeValidator(read)
 
@@ -251,8 +260,7 @@ def _kinds_at(path: str, settings: type[BaseModel]) -> list[str]:
             if key == (field.alias or name)
             for inner in inner_models(field.annotation)
         ]
-    kinds = [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
-    return [kind for kind in kinds if isinstance(kind, str)]
+    return [model.model_fields["kind"].default for model in models if "kind" in model.model_fields]
 
 
 def _explain_unknown(path: str, near: str | None, location: Sequence[int | str]) -> str:
@@ -319,9 +327,10 @@ def known_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The settings classes in a type annotation."""
+    """The settings classes of the package in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+        if not issubclass(annotation, PluginSettings):
+            yield annotation
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
         for part in typing.get_args(annotation):
             yield from inner_models(part)

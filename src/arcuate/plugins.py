@@ -20,7 +20,14 @@ from typing import Any
 
 from arcuate.errors import UserError
 
-GROUPS = ("encoders", "losses", "augmentations", "front_end_steps", "readers", "live_sources")
+GROUPS = {  # entry-point group after `arcuate.`, and what one component of it is called
+    "encoders": "encoder",
+    "losses": "loss",
+    "augmentations": "augmentation",
+    "front_end_steps": "front-end step",
+    "readers": "reader",
+    "live_sources": "live source",
+}
 ALLOW_VARIABLE = "ARCUATE_ALLOW_CODE"  # environment variable: allowed packages, separated by commas
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*")
@@ -67,8 +74,8 @@ def load_component(group: str, kind: str) -> Any:
         if found is None:
             known = ", ".join(component_names(group)) or "none"
             raise UserError(
-                f"no {group[:-1].replace('_', ' ')} is called {kind!r}; installed are {known}, or give an import path"
-                " such as mylab.models:ConvNet"
+                f"no {GROUPS[group]} is called {kind!r}; installed are {known}, or give an import path such as"
+                " mylab.models:ConvNet"
             )
         return _load(found, kind)
     package = kind.partition(":")[0].partition(".")[0]

@@ -22,7 +22,7 @@ COMMANDS = (  # in the order of the workflow; every command has a module of its 
     *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "live", "bench"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
-    *("check-encoder", "new"),
+    *("check-encoder", "new", "export-data", "falcon"),
 )
 
 SPLITS = ("val", "test", "dev", "train")

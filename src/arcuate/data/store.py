@@ -172,7 +172,7 @@ class Store:
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         """Bins (T, C) float32, written to `out` if given; non-finite values of flagged trials are replaced by 0."""
-        bins = self._read_stored(info, out)
+        bins = self.read_stored(info, out)
         if NON_FINITE in info.flags:
             np.nan_to_num(bins, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         return bins
@@ -213,7 +213,7 @@ class Store:
         trials = self.trials if trials is None else trials
         changed = []
         for i, info in enumerate(trials, start=1):
-            found = hash_trial(hash_bins(self._read_stored(info)), info.tokens, info.text)
+            found = hash_trial(hash_bins(self.read_stored(info)), info.tokens, info.text)
             if found != info.sha256:
                 changed.append(info.id)
             if progress:
@@ -264,7 +264,8 @@ class Store:
                 session.file.close()
         self._files = {}
 
-    def _read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+    def read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        """Bins (T, C) float32 exactly as stored, NaN included."""
         file, location = self._locate(info)
         bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
         if info.n_bins:

@@ -334,7 +334,7 @@ def list_components(
     settings: list[SettingEntry] = []
     for name, field in model.model_fields.items():
         field_path = f"{path}.{field.alias or name}".lstrip(".")
-        models = [part for part in inner_models(field.annotation) if not getattr(part, "plugin", False)]
+        models = list(inner_models(field.annotation))
         value = getattr(default, name) if type(default) is model else field.default
         inner += [(field_path, part, value) for part in models]
         if not models:

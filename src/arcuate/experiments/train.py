@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
+from arcuate.data.alphabet import error_rate_name
 from arcuate.data.batching import BatchPlan, PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
@@ -446,8 +447,9 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
         return
     if result.best_per is not None:
         wer = "" if result.best_wer is None else f", WER {percent(result.best_wer)}"
+        name = error_rate_name(setup.store.classes)
         logger.info(
-            f"best {result.selected_on} PER {percent(result.best_per)}{wer} at step {result.best_step};"
+            f"best {result.selected_on} {name} {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
     if result.target is not None and result.recipe.target is not None:
