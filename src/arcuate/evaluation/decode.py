@@ -11,7 +11,8 @@ import numpy as np
 from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
-from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_for_words
+from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
+from arcuate.decoding.logits import read_logits
 from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
@@ -330,12 +331,15 @@ def open_task(
 
 
 def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Trials:
-    """Read an .npz file of frame log-probabilities."""
-    scores = read_log_probs(path, settings.boundary, settings.fold)
+    """Read a file of frame log-probabilities or logits."""
+    found = read_logits(path, settings.boundary, settings.fold)
+    scores = found.scores
     if trials.references is not None:
         references = read_references(Path(trials.references), len(scores.trials), scores.ids)
     else:
-        references = [Reference(identity) for identity in scores.ids or map(str, range(len(scores.trials)))]
+        ids = scores.ids or tuple(map(str, range(len(scores.trials))))
+        texts = found.texts or (None,) * len(ids)
+        references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
