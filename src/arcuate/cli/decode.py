@@ -59,6 +59,12 @@ def decode(
     alpha: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
     ] = 0.5,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Mark sentences as rejected if the probability that they are right is lower."
+        ),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -71,7 +77,7 @@ def decode(
         if str(scores) != "logits":
             raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
         scores = file
-    if out is None and not scores.is_dir():
+    if out is None and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
             "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
         )
@@ -93,6 +99,7 @@ def decode(
             llm=llm,
             llm_every=llm_every,
             alpha=alpha,
+            reject_below=reject_below,
             checkpoint=checkpoint,
             progress=report,
         )

@@ -14,6 +14,8 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Layout: TypeAlias = str  # name of a reader: of the package, or of a plug-in
 LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")  # benchmark releases, Brain-to-Text '25 and '24
+# In names of simulated sessions; the evaluator of FALCON H2 accepts the real ones only.
+SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24", "nwb": "sim", "falcon-h2": "t5"}
 BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000
 LIVE_CORPUS = "live"  # corpus of sentences recorded in a live session
@@ -139,5 +141,5 @@ def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
 
 
 def layout_of_session(session: str) -> Layout:
-    """The layout implied by a session's name: participant t12 is the '24 release, any other the '25 release."""
-    return "b2t24" if session.lower().startswith("t12") else "b2t25"
+    """The layout implied by a session's name: participants t12 and sim24 are '24, any other the '25 release."""
+    return "b2t24" if session.lower().startswith(("t12", SIMULATED_PARTICIPANTS["b2t24"])) else "b2t25"

@@ -7,13 +7,16 @@ boundary, if there is one, as the last.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index, punctuation_classes
-from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.files import read_npz, save_npz
+
+if TYPE_CHECKING:
+    from arcuate.decoding.config import DecodingConfig
 
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
 
@@ -106,7 +109,7 @@ class WordColumns:
         return reorder_classes(log_probs, self.model_classes, "the model", self.boundary, self.fold)[0]
 
 
-def reorder_for_words(classes: Sequence[str], settings: DecodingConfig) -> WordColumns:
+def reorder_for_words(classes: Sequence[str], settings: "DecodingConfig") -> WordColumns:
     """How a word search with these settings sees the outputs of a model.
 
     Words contain no punctuation: unless `fold` is set, the punctuation of a character alphabet joins the boundary.

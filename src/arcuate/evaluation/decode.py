@@ -1,8 +1,8 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -11,12 +11,15 @@ import numpy as np
 from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
+from arcuate.decoding.exported.archive import is_export
+from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
 from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
 from arcuate.decoding.logits import read_logits
 from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import total
 from arcuate.evaluation.transcribe import (
     Reference,
     Transcript,
@@ -77,6 +80,8 @@ class Transcription(Sequence[Transcript]):
     search: SearchDescription
     tuned_on_these: bool | None  # the weights were tuned on these trials; None: unknown
     out: Path | None
+    accept_above: float | None = None  # lowest confidence of an accepted word
+    reject_below: float | None = None  # sentences with a lower probability are marked as rejected
 
     @property
     def wer(self) -> float | None:
@@ -100,6 +105,21 @@ class Transcription(Sequence[Transcript]):
     def __getitem__(self, index: int | slice) -> Transcript | tuple[Transcript, ...]:
         return self.transcripts[index]
 
+    @property
+    def n_rejected(self) -> int:
+        """Number of sentences whose probability is below `reject_below`."""
+        return sum(t.is_rejected(self.reject_below) for t in self.transcripts)
+
+    @property
+    def wer_accepted(self) -> float | None:
+        """Word error rate of the sentences that were not rejected."""
+        kept = [t.word_errors for t in self.transcripts if not t.is_rejected(self.reject_below)]
+        return total(errors for errors in kept if errors is not None).rate
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One output line per trial."""
+        return (t.to_row(self.search.lm, self.accept_above, self.reject_below) for t in self.transcripts)
+
     def summary(self) -> str:
         """Error rates, if there are references, and cost: one line each."""
         words, seconds = self.metrics.words, self.metrics.seconds_per_sentence
@@ -109,20 +129,27 @@ class Transcription(Sequence[Transcript]):
             f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
             f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
+        rates = "" if words.wer is None else rates
+        if self.reject_below is not None:
+            rest = "" if self.wer_accepted is None else f"; WER of the others {percent(self.wer_accepted)}"
+            limit = f"probability below {self.reject_below:g}"
+            rates += f"{self.n_rejected} of {len(self)} sentences rejected ({limit}){rest}\n"
         return (
-            f"{'' if words.wer is None else rates}{len(self)} trials,"
+            f"{rates}{len(self)} trials,"
             f" {'–' if seconds is None else f'{1000 * seconds:.1f}'} ms of search per sentence,"
             f" {self.metrics.peak_rss_mb:.0f} MB{f'; one line per trial in {self.out}' if self.out else ''}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """All values but the transcripts."""
-        own = fields_to_dict(self, "transcripts", "metrics", "search")
+        own = fields_to_dict(self, "transcripts", "metrics", "search", "reject_below")
+        if self.reject_below is not None:
+            own |= {"reject_below": self.reject_below, "n_rejected": self.n_rejected, "wer_accepted": self.wer_accepted}
         return self.metrics.to_dict() | fields_to_dict(self.search) | own
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
-        return to_frame(transcript.to_row(self.search.lm) for transcript in self.transcripts)
+        return to_frame(self.rows())
 
 
 @dataclass(frozen=True)
@@ -148,9 +175,11 @@ class SearchSource:
     threshold: float | None
     words: Sequence[str] = ()
 
-    def settings(self) -> tuple[DecodingConfig, dict[str, Any]]:
+    def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
         """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
+        if self.config is None and exported is not None and exported.has_words:
+            settings = parse_decoding_config(asdict(exported.settings), str(exported.path))
         limits = {"beam": self.beam, "threshold": self.threshold}
         given = {name: value for name, value in limits.items() if value is not None}
         return parse_decoding_config(settings.model_dump() | given, "the command line"), tuned
@@ -200,9 +229,10 @@ def decode(
     llm: str | Path | None = None,
     llm_every: int = 2,
     alpha: float = 0.5,
+    reject_below: float | None = None,
     progress: Progress | None = None,
 ) -> Transcription:
-    """Decode a run folder or an .npz file of frame log-probabilities to words.
+    """Decode a run folder, an exported model with a store, or an .npz file of frame log-probabilities to words.
 
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
@@ -212,7 +242,12 @@ def decode(
 
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
+
+    Every word has a confidence, the probability that it is right, and every sentence a probability. `reject_below`
+    marks sentences whose probability is lower as rejected; their text is kept.
     """
+    if reject_below is not None and not 0.0 <= reject_below <= 1.0:
+        raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
     if llm is not None and head not in (None, "ctc"):
         raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
     if not 0.0 <= alpha <= 1.0 or llm_every < 1:
@@ -230,23 +265,26 @@ def decode(
         DECODINGS,
         progress,
     )
+    settings = task.search.settings
     if scorer is not None:
         fused = FusedWordSearch(task.search, scorer, alpha, llm_every)
-        transcripts = transcribe(fused, task.trials, task.references, n_best, progress)
+        transcripts = transcribe(fused, task.trials, task.references, n_best, progress, settings)
         task = replace(task, description=replace(task.description, lm=f"{task.description.lm} + {scorer.lm.name}"))
     elif task.joint is not None:
-        transcripts = transcribe(*task.joint, task.references, n_best, progress)
+        transcripts = transcribe(*task.joint, task.references, n_best, progress, settings)
     else:
-        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress)
+        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
     transcription = Transcription(
         tuple(transcripts),
-        summarise_transcripts(transcripts, task.description.lm),
+        summarise_transcripts(transcripts, task.description.lm, confidence=settings.confidence),
         task.description,
         _tuned_on(task),
         kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
+        settings.confidence.accept_above,
+        reject_below,
     )
     if target is not None:
-        write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+        write_jsonl(target, transcription.rows())
     if kept is not None:
         _keep_in_run(kept, split, checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
@@ -266,7 +304,7 @@ def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcrip
     origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
     files = (run.results_file(split, WORDS_LABEL, ending) for ending in ("jsonl", "json"))
     with atomic_group(*files) as (rows_file, summary_file):
-        write_jsonl(rows_file, (t.to_row(transcription.search.lm) for t in transcription.transcripts))
+        write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
 
 
@@ -289,10 +327,20 @@ def open_task(
     head = None if trials_from.head is None else check_head(trials_from.head)
     if head not in (None, "ctc") and not path.is_dir():
         raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
-    is_run = path.is_dir()
-    trials = _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
-    entries = open_lexicon(str(lexicon), trials.classes)
-    ngram = open_model(str(lm), progress)
+    exported = open_export(path) if is_export(path) else None
+    if exported is not None:
+        settings = models.settings(exported)[0]
+        trials = _score_export(exported, trials_from, settings, progress)
+    else:
+        is_run = path.is_dir()
+        trials = (
+            _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
+        )
+    has_words = exported is not None and exported.has_words
+    entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
+    entries = entries or open_lexicon(str(lexicon), trials.classes)
+    ngram = read_language_model(exported) if exported and has_words and str(lm) == "default" else None
+    ngram = ngram or open_model(str(lm), progress)
     if tuple(entries.classes) != trials.classes:
         raise UserError(
             f"the classes of the lexicon {lexicon} differ from those of the frame scores; give a lexicon over"
@@ -343,6 +391,37 @@ def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Tr
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
+
+
+def _score_export(
+    file: ExportedFile, trials: TrialSource, settings: DecodingConfig, progress: Progress | None
+) -> _Trials:
+    """Compute the frame log-probabilities of a split of a store with an exported model."""
+    from arcuate.data.store import Store
+    from arcuate.runtime import Decoder
+
+    if trials.data is None:
+        raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
+    store, layout, decoder = Store.open(Path(trials.data)), file.layout, Decoder.load(file.path, words=False)
+    store.check_trained_on(file.trained_on)
+    if store.n_channels != layout.n_channels:
+        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {layout.n_channels}")
+    chosen = [t for t in store.trials if t.split == trials.split and t.session in layout.sessions and t.n_bins]
+    if not chosen:
+        raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
+    read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
+    columns = reorder_for_words(layout.classes, settings)
+    log_probs, references = [], []
+    for n, info in enumerate(chosen, start=1):
+        decoder.reset(info.session, None if read is None else read(info, layout.log1p))
+        frames = decoder.trial_log_probs(store.read_bins(info))
+        log_probs.append(columns(frames))
+        references.append(Reference(info.id, info.text, info.session, info.corpus))
+        if progress:
+            progress(n, len(chosen), "running the exported model")
+    if trials.references is not None:
+        references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
+    return _Trials(tuple(log_probs), columns.classes, boundary_index(columns.classes), references)
 
 
 def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progress: Progress | None) -> _Trials:

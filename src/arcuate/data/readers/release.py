@@ -124,7 +124,9 @@ def find_source(path: Path, layout: Layout | None = None, mapping: Mapping[str, 
     if layout == "b2t25":
         corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
     modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
-    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), skipped=tuple(skipped))
+    simulated = _find_beside(root, path, TRUTH_FILE) is not None
+    tables = corpora, modes, tuple(notes)
+    return Source(layout, root, tuple(files), *tables, skipped=tuple(skipped), simulated=simulated)
 
 
 def summarise_file(source: Source, file: SourceFile) -> FileSummary:
@@ -254,6 +256,12 @@ def _unrecognised(identity: str, detail: str) -> ReadResult:
 # --- tables beside the recordings ---------------------------------------------------------------------------
 
 
+def _find_beside(root: Path, given: Path, name: str) -> Path | None:
+    """A file in the folder of the recordings, in the folder given by the user, or up to two folders above."""
+    folders = dict.fromkeys((root, given, root.parent, root.parent.parent))
+    return next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
+
+
 def _read_beside(
     root: Path,
     given: Path,
@@ -262,12 +270,8 @@ def _read_beside(
     notes: list[str],
     skipped: list[ReadResult],
 ) -> dict[Any, str]:
-    """Contents of a table, if there is one; what cannot be used is added to the lists.
-
-    It may be in the folder of the recordings, in the folder given by the user, or up to two folders above.
-    """
-    folders = dict.fromkeys((root, given, root.parent, root.parent.parent))
-    table = next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
+    """Contents of a table, if there is one; what cannot be used is added to the lists."""
+    table = _find_beside(root, given, name)
     if table is None:
         return {}
     try:

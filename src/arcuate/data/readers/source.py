@@ -86,6 +86,7 @@ class Source:
     reader: str | None = None  # name of the reader; None: one of the two releases
     mapping: Mapping[str, Any] | None = None  # of the reader, if it takes one
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
+    simulated: bool = False  # written by `arcuate simulate`
 
     @property
     def sessions(self) -> tuple[str, ...]:

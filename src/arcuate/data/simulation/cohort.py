@@ -38,7 +38,15 @@ from arcuate.data.simulation.layouts import (
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
 from arcuate.data.text import pronounce, text_to_characters
-from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, days_between, session_date
+from arcuate.data.trial import (
+    BIN_SECONDS,
+    SIMULATED_PARTICIPANTS,
+    SPLITS,
+    Layout,
+    Split,
+    days_between,
+    session_date,
+)
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, explain_write_error, fields_to_dict
 from arcuate.progress import Progress
@@ -49,7 +57,6 @@ _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 _STAGING = ".simulating"
 _TRUTH_FIELDS = ("session", "split", "number", "block", "mode", "corpus", "text")
 _FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28), "nwb": date(2023, 8, 11)}
-_PARTICIPANT = {"b2t25": "t15", "b2t24": "t12", "nwb": "t15", "falcon-h2": "t5"}
 # Sessions of FALCON H2, whose evaluator accepts no other dates: held in, then held out.
 _FALCON_HELD_IN = (
     "2022.05.18 2022.05.23 2022.05.25 2022.06.01 2022.06.03 2022.06.06 2022.06.08 2022.06.13 2022.06.15 2022.06.22"
@@ -149,7 +156,7 @@ def simulate(
 def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[int] = ()) -> list[str]:
     """Names of sessions two to nine days apart, then of those given by `later` in days after the last regular one."""
     if layout == "falcon-h2":
-        known = [f"{_PARTICIPANT[layout]}.{recorded}" for recorded in (*_FALCON_HELD_IN, *_FALCON_HELD_OUT)]
+        known = [f"{SIMULATED_PARTICIPANTS[layout]}.{recorded}" for recorded in (*_FALCON_HELD_IN, *_FALCON_HELD_OUT)]
         if n_sessions > len(known) or later:
             raise UserError(f"falcon-h2 has {len(known)} sessions and no later ones; give at most that many")
         return known[:n_sessions]
@@ -158,7 +165,7 @@ def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[in
         gap = np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)
         dates.append(dates[-1] + timedelta(days=int(gap)))
     dates += [dates[-1] + timedelta(days=gap) for gap in later]
-    return [f"{_PARTICIPANT[layout]}.{recorded:%Y.%m.%d}" for recorded in dates]
+    return [f"{SIMULATED_PARTICIPANTS[layout]}.{recorded:%Y.%m.%d}" for recorded in dates]
 
 
 # --- checks -------------------------------------------------------------------------------------------------

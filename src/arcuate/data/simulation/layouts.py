@@ -1,9 +1,6 @@
 """Writers of file layouts; the same recording always gives the same bytes, except for the dates in NWB files."""
 
 import csv
-import errno
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from scipy.io import savemat
 from arcuate.data.alphabet import encode
 from arcuate.data.nwb_file import Column, Series, write_nwb
 from arcuate.data.readers.b2t24 import PARTITIONS
+from arcuate.data.store_writer import close_reserved, reserve_space
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, session_date
 
 FOLDERS: dict[Layout, str] = {
@@ -31,7 +29,6 @@ _MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
 _ROLLING_TRIALS = 20
-_SPARE_BYTES = 2**22  # for labels and HDF5 metadata
 
 
 @dataclass(frozen=True)
@@ -72,9 +69,7 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
 
     def write(trial: SimulatedTrial) -> None:
         bins = normaliser.normalise(np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1), trial.block)
-        # HDF5 cannot close a file whose last write failed.
-        if shutil.disk_usage(target).free < 2 * bins.nbytes + _SPARE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        reserve_space(files[trial.split], bins.nbytes)
         _write_group(files[trial.split].create_group(f"trial_{trial.number:04d}"), bins, trial)
 
     try:
@@ -86,7 +81,7 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
         raise
     for split, file in files.items():
         empty = not len(file)
-        file.close()
+        close_reserved(file)
         if empty:
             paths[split].unlink()
 

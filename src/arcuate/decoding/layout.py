@@ -1,0 +1,43 @@
+"""`ModelLayout`: what a stream needs to know about a model, without the model. Importing it needs only numpy."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from arcuate.data.alphabet import BOUNDARY_NAMES
+
+Normalisation = Literal["none", "block", "rolling"]
+
+
+@dataclass(frozen=True)
+class ModelDelay:
+    """Delay of a frame by design, in ms; computing time comes on top."""
+
+    smoothing_ms: float  # future bins used by smoothing
+    patch_ms: float  # longest wait of a bin until its stride is complete
+    encoder_ms: float  # frames held back by the encoder
+
+    @property
+    def total_ms(self) -> float:
+        return self.smoothing_ms + self.patch_ms + self.encoder_ms
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Classes, sessions and the timing and normalisation of the input."""
+
+    classes: tuple[str, ...]
+    sessions: tuple[str, ...]
+    n_channels: int
+    patch_bins: int  # bins of a frame
+    stride: int  # bins between frames
+    look_ahead: int  # future bins used by smoothing
+    normalise: Normalisation
+    log1p: bool
+    rolling_bins: int
+    delay: ModelDelay
+
+    @property
+    def silence(self) -> int:
+        """Column of the silence or word boundary in the model's output, -1 if there is none."""
+        found = next((name for name in BOUNDARY_NAMES if name in self.classes), None)
+        return -1 if found is None else self.classes.index(found)
