@@ -197,7 +197,9 @@ def _check_arguments(
 ) -> Layout:
     known = next((name for name in SIMULATED_LAYOUTS if name == layout), None)
     if known is None:
-        raise UserError(f"unknown layout {layout!r}: use {', '.join(SIMULATED_LAYOUTS)}")
+        raise UserError(
+            f"unknown layout {layout!r}: use {', '.join(SIMULATED_LAYOUTS[:-1])} or {SIMULATED_LAYOUTS[-1]}"
+        )
     if n_sessions < 1 or n_trials < 3:
         raise UserError("a cohort needs at least 1 session and 3 trials per session (train, val, test)")
     if n_electrodes < 4:

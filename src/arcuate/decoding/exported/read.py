@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -36,6 +36,9 @@ _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'a
 @dataclass(frozen=True)
 class SearchSettings:
     """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
+
+    boundary: ClassVar[None] = None  # exported files have the default boundary
+    fold: ClassVar[tuple[str, ...]] = ()
 
     beam: int
     threshold: float
