@@ -28,7 +28,7 @@ from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile,
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.text import sentence_tokens, text_to_characters
-from arcuate.data.trial import SPLITS, Trial
+from arcuate.data.trial import LAYOUTS, SPLITS, Trial
 from arcuate.errors import UserError
 from arcuate.progress import Progress
 
@@ -156,6 +156,7 @@ def _write_store(
             "layout": found.layout,
             "simulated": found.simulated,
             "features": features if found.layout == "b2t24" else None,
+            "reader": None if found.layout in LAYOUTS else found.layout,
             "classes": list(found.classes),
             "splits": report.splits,
             "hashes": report.hashes,

@@ -22,7 +22,7 @@ from arcuate.data.alphabet import BLANK, CLASSES, check_alphabet
 from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split, hash_trial
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
-from arcuate.data.trial import LIVE_CORPUS, Layout, Split, Trial, trial_id
+from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
 from arcuate.files import check_resources, old_folder
 from arcuate.progress import Progress
@@ -392,7 +392,8 @@ def _check_consistency(
     manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
 ) -> None:
     layout, n_classes = manifest["layout"], len(manifest["classes"])
-    if not isinstance(layout, str) or not is_safe_name(layout) or not 1 <= manifest["n_channels"] <= 65536:
+    known = (*LAYOUTS, manifest.get("reader"))  # of any other layout, its reader is recorded
+    if layout not in known or not is_safe_name(str(layout)) or not 1 <= manifest["n_channels"] <= 65536:
         raise ValueError("layout or n_channels is out of range")
     totals = {entry.name: [0, 0] for entry in entries}
     if len(totals) != len(entries) or not all(is_safe_name(name) for name in totals):
