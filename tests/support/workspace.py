@@ -141,7 +141,11 @@ def _succeed(done: Done) -> Done:
     return done
 
 
-_ABORTED_BY_LIBRARIES = ("LLVM ERROR: out of memory", "std::bad_alloc")  # C++ code that ends without memory
+_ABORTED_BY_LIBRARIES = (
+    "LLVM ERROR: out of memory",
+    "bad_alloc",
+    "process out of memory",
+)  # C++ code that ends without memory
 _WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
 
 
@@ -185,7 +189,7 @@ class Bench:
             more = self.command.again
         else:
             more = self.command.again if done.code and (folder / self.command.outputs[0]).exists() else ()
-            aborted = done.code == -6 and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
+            aborted = done.code in (-5, -6) and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
             assert done.code in (0, 2) or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
             left = temporary_files(folder)

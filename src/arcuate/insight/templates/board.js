@@ -98,7 +98,7 @@
     tr.append(
       element("td", box), name, verdict, number(best, "best PER", row.best_step === null ? "" : `at step ${count(row.best_step)}`),
       number(percent(row.wer), "WER"), element("td", row.target || "–", { "data-label": "target" }), spark, number(steps, "steps"),
-      element("td", row.started.slice(0, 16).replace("T", " "), { "data-label": "started" }), changes, pages,
+      element("td", row.started.slice(0, 16).replace("T", " "), { class: "started", "data-label": "started" }), changes, pages,
     );
     return tr;
   };
