@@ -584,7 +584,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
     x = (
         alt.X("estimate:Q")
         .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title="← better    percentage points of PER    worse →", format="+~g", titleAnchor="middle"))
+        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~g", tickCount=6, titleAnchor="middle"))
     )
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")
@@ -619,7 +619,7 @@ def dot_chart(groups: Sequence[tuple[str, Sequence[float]]], *, title: str, labe
     y = alt.Y("name:N", sort=None).scale(domain=[name for name, _ in groups]).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150)
     )  # fmt: skip
-    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%"))
+    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%", tickCount=6))
     dots = alt.Chart(alt.Data(values=rows)).mark_circle(size=75, opacity=0.75, color=colour("blue"))
     bars = alt.Chart(alt.Data(values=means)).mark_tick(thickness=2.4, size=20, color=colour("ink"))
     text = alt.Chart(alt.Data(values=means)).mark_text(dy=-15, fontSize=11.5, color=colour("ink"))
