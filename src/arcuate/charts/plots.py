@@ -528,6 +528,35 @@ def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: M
     return _finish(chart, title, label, 200, **{"hidden": [], key: ""})
 
 
+def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str]) -> Chart:
+    """Points with `value`, `per`, `state`, `number` and `text`; text values are categories, wide ranges logarithmic."""
+    import altair as alt
+
+    values = [row["value"] for row in rows]
+    numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    wide = numeric and min(values) > 0 and max(values) / min(values) > 30
+    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(alt.Axis(title=x_title, labelOverlap=True, tickCount=6))
+    if numeric:
+        x = x.scale(type="log") if wide else x.scale(zero=False)
+    chart = (
+        alt.Chart(alt.Data(values=[row if numeric else {**row, "value": str(row["value"])} for row in rows]))
+        .transform_filter("indexof(hidden, datum.state) < 0")
+        .mark_circle(size=70, opacity=0.8)
+        .encode(
+            x=x,
+            y=ValueAxis(percent=True).encode("per"),
+            color=alt.Color("state:N").scale(domain=list(colours), range=[colour(c) for c in colours.values()]),
+            tooltip=[
+                alt.Tooltip("number:Q", title="trial"),
+                alt.Tooltip("per:Q", title="PER", format=".2%"),
+                alt.Tooltip("state:N"),
+                alt.Tooltip("text:N", title="settings"),
+            ],
+        )
+    )
+    return _finish(chart, title, title, HEIGHT, hidden=[])
+
+
 def image_chart(
     values: np.ndarray, columns: Sequence[str], *, title: str, label: str, y_title: str, height: int
 ) -> "alt.LayerChart":
