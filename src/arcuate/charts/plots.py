@@ -199,7 +199,7 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
     curve = line.curve
     rows: list[Row] = []
     values = [None if v is None or (log and v <= SMALLEST) else v for v in curve.median]
-    steps = [int(step) if float(step).is_integer() else step for step in curve.steps]
+    steps = [_plain_step(step) for step in curve.steps]
     for i, (step, value, low, high) in enumerate(zip(steps, values, curve.low, curve.high, strict=True)):
         if value is None:
             rows.append({"series": line.name, "step": step, "value": None})
@@ -215,6 +215,11 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
     return rows
 
 
+def _plain_step(step: float) -> float:
+    """A step as an integer, if JavaScript can represent it as one."""
+    return int(step) if abs(step) < 2**53 and float(step).is_integer() else float(step)
+
+
 def rounded(value: float) -> float:
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
@@ -224,7 +229,7 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     import altair as alt
 
     low = y.domain[0] if y.domain else 0.0
-    row = {"step": step, "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
+    row = {"step": _plain_step(step), "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
@@ -251,7 +256,7 @@ def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
 
     layers: list[Chart] = []
     for i, (step, event) in enumerate(marks):
-        data = alt.Data(values=[{"step": step, "event": event}])
+        data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
         base = alt.Chart(data).encode(x="step:Q")
         right = step > last / 2
         text = base.mark_text(
