@@ -10,6 +10,7 @@ import numpy as np
 
 from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
@@ -46,6 +47,7 @@ from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
+    from arcuate.data.store import TrialInfo
     from arcuate.decoding.joint import HeadOutputs, JointWordSearch
     from arcuate.evaluation.causal import CausalPrefixScorer
 
@@ -126,6 +128,8 @@ class Transcription(Sequence[Transcript]):
             f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
         rates = "" if words.wer is None else rates
+        if self.metrics.rate is not None and (rate := self.metrics.rate.summary()):
+            rates += f"{rate}\n"
         if self.reject_below is not None:
             rest = "" if self.wer_accepted is None else f"; WER of the others {percent(self.wer_accepted)}"
             limit = f"probability below {self.reject_below:g}"
@@ -272,7 +276,12 @@ def decode(
         transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
     transcription = Transcription(
         tuple(transcripts),
-        summarise_transcripts(transcripts, task.description.lm, confidence=settings.confidence),
+        summarise_transcripts(
+            transcripts,
+            task.description.lm,
+            confidence=settings.confidence,
+            n_lexicon_words=task.description.n_lexicon_words,
+        ),
         task.description,
         _tuned_on(task),
         kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
@@ -403,7 +412,7 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
     for n, info in enumerate(chosen, start=1):
         decoder.reset(info.session, None if read is None else read(info, layout.log1p))
         outputs.append(decoder.trial_outputs(store.read_bins(info)))
-        references.append(Reference(info.id, info.text, info.session, info.corpus))
+        references.append(_reference(info))
         if progress:
             progress(n, len(chosen), "running the exported model")
     log_probs = tuple(reorder_classes(o.log_probs, layout.classes, str(file.path))[0] for o in outputs)
@@ -417,6 +426,10 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
     return _Trials(log_probs, classes, boundary, references, decoder.engine.head, joint.head, frames)
 
 
+def _reference(info: "TrialInfo") -> Reference:
+    return Reference(info.id, info.text, info.session, info.corpus, seconds=info.n_bins * BIN_SECONDS)
+
+
 def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.data.alphabet import CLASSES, SILENCE
@@ -428,7 +441,7 @@ def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _T
     scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
     results = scored.results
     log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
-    references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
+    references = [_reference(r.trial) for r in results]
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":
