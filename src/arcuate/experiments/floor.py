@@ -28,7 +28,7 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.models.io import load_model
 from arcuate.progress import Progress, logger, percent
-from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.run import RunLike, find_checkpoint, open_run
 
 INPUTS = ("exchanged", "silence")
 
@@ -158,15 +158,10 @@ def measure_floor(
         else _language_model_wer(trials, model.config.settings.front_end.patch.count_frames, lm, lexicon),
         shortcuts,
     )
-    file = floor_file(opened, split)
+    file = opened.measurement_file("floor", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, floor.to_dict())
     return floor
-
-
-def floor_file(run: Run, split: str) -> Path:
-    """The file with the latest floor of a split."""
-    return run.path / "results" / "floor" / f"{split}.json"
 
 
 def _language_model_wer(trials: list[TrialInfo], count_frames: Any, lm: str, lexicon: str) -> float | None:

@@ -8,7 +8,6 @@ from arcuate.charts import plots
 from arcuate.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.charts.plots import Line, ValueAxis
 from arcuate.charts.series import Curve, curve_of
-from arcuate.experiments.floor import floor_file
 from arcuate.files import read_json
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
@@ -55,7 +54,7 @@ def _error_figure(data: RunData) -> Figure | None:
 
 def _floor(data: RunData) -> float | None:
     """The lowest PER of `evaluate --floor` on the split of the results; None if it was not measured."""
-    file = floor_file(data.run, data.results.split if data.results else "val")
+    file = data.run.measurement_file("floor", data.results.split if data.results else "val")
     if not file.is_file():
         return None
     found = read_json(file)
