@@ -43,7 +43,7 @@ from arcuate.training.config import (
     TrainingConfig,
     coupling_warnings,
     find_ineffective_settings,
-    find_small_updates,
+    find_update_problems,
 )
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
@@ -314,7 +314,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
-    for warning in find_small_updates(recipe, setup.n_parameters):
+    for warning in find_update_problems(recipe, setup.n_parameters):
         logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
