@@ -48,7 +48,8 @@ def plant(store: Store, kind: str, seed: int) -> Store:
     """A copy of a cohort with one kind of shortcut, or with recurring sentences and none (`recurring`)."""
     rng = np.random.default_rng(seed)
     train = [t for t in store.trials if t.split == "train" and t.text and len(t.text.split()) >= 4]
-    trials, offsets = list(store.trials), {}
+    trials = list(store.trials)
+    offsets: dict[str, np.ndarray] = {}
     if kind == "repeated sentences":
         for i, trial in enumerate(trials):
             if trial.split != "train" and rng.random() < 0.5:
