@@ -208,17 +208,33 @@ def evaluate(
     beam: int | None = None,
     head: str = "ctc",
     scores: str | Path | None = None,
+    views: int = 1,
+    view_noise: float = 0.2,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Decode and score a split; write results/<split>[.<label>].jsonl, .json and .npz into the run folder.
 
     `data`: the store, if it is not the one of training. `search`: greedy or beam, default as in the recipe.
-    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file.
+    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the
+    frame scores over this many views of every trial, all but the first with white noise of SD `view_noise`.
     """
+    if views < 1 or (views > 1 and head != "ctc"):
+        raise UserError(f"--views must be at least 1, and more than 1 only with --head ctc; got {views} and {head}")
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
-    scored = score_split(opened, split, data, checkpoint, search=search, beam=beam, head=head, progress=progress)
+    scored = score_split(
+        opened,
+        split,
+        data,
+        checkpoint,
+        search=search,
+        beam=beam,
+        head=head,
+        views=views,
+        view_noise=view_noise,
+        progress=progress,
+    )
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
@@ -244,6 +260,8 @@ def score_split(
     beam: int | None = None,
     head: str = "ctc",
     keep_frames: bool = False,
+    views: int = 1,
+    view_noise: float = 0.0,
     progress: Progress | None = None,
 ) -> ScoredSplit:
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
@@ -272,6 +290,8 @@ def score_split(
         search=phoneme_search(validate, model.config.classes),
         head=chosen_head,
         transducer_beam=transducer_beam,
+        views=views,
+        view_noise=view_noise,
         progress=progress,
     )
     return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
