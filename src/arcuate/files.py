@@ -393,6 +393,12 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
     return arrays
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an .npy file; ValueError if it is damaged or holds other than numbers or text."""
+    with path.open("rb") as stream:
+        return _read_npy(stream, path.stat().st_size)
+
+
 def check_expansion(n_bytes: int, n_packed: int) -> None:
     """Raise ValueError if `n_packed` bytes of a file expand to far more than those of real data do."""
     if n_bytes > _FREE_BYTES + _MAX_EXPANSION * n_packed:
