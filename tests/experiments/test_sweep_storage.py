@@ -130,7 +130,7 @@ def test_a_worker_without_heartbeats_loses_its_trial_to_another(plan: SweepPlan,
     assert trial is not None
     shared.storage.record_heartbeat = lambda trial_id: None  # this worker is suspended from now on
     again, other = open_study(plan)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while True:
         with claim_trial(plan, again, other) as found:
             assert found is not None
@@ -203,7 +203,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         worker.send_signal(signal.SIGKILL)
         worker.communicate()
     end = start_worker(plan, space)
-    output, errors = end.communicate(timeout=240)
+    output, errors = end.communicate(timeout=300)
     assert end.returncode == 0, errors
     while True:  # trials of the workers killed last have to be noticed
         last = one_object(output)
@@ -211,7 +211,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         if "running" not in states:
             break
         end = start_worker(plan, space)
-        output, errors = end.communicate(timeout=240)
+        output, errors = end.communicate(timeout=300)
         assert end.returncode == 0, errors
     assert states.count("complete") == 3, last
     proposed = {tuple(t["overrides"]) for t in last["trials"]}
