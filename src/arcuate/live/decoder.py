@@ -146,6 +146,13 @@ class StreamingDecoder:
         return self.engine.delay
 
     @property
+    def n_narrowed(self) -> int:
+        """Frames of the sentence in which the word search reached its bound on candidates and was narrowed."""
+        state = self._now.search
+        state = state.words if isinstance(state, JointWordState) else state
+        return state.n_narrowed if isinstance(state, WordState) else 0
+
+    @property
     def n_frames(self) -> int:
         return self._now.n_frames
 

@@ -26,6 +26,8 @@ from arcuate.live.adaptation import AdaptationSetup
 from arcuate.models.interfaces import require_causal
 from arcuate.models.model import Model, build_on_meta
 
+_CANDIDATES_PER_ENTRY = 40  # default bound on the candidates of a frame, per beam entry (docs/live.md)
+
 
 @dataclass(frozen=True, eq=False)
 class Rescorer:
@@ -129,11 +131,13 @@ def _with_rolling_normalisation(model: Model) -> Model:
 def load_search(
     model: Model, lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None = None, beam: int | None = None
 ) -> WordSearch:
-    """Create the word search of `arcuate decode` over the classes of a model."""
+    """Create the word search of `arcuate decode` over the classes of a model, with bounded work per frame."""
     if not isinstance(decoding, DecodingConfig):
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
+    if decoding.max_candidates is None:
+        decoding = decoding.model_copy(update={"max_candidates": max(1_000, _CANDIDATES_PER_ENTRY * decoding.beam)})
     names = model.config.classes
     _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
