@@ -85,7 +85,7 @@ class Stream:
     def health(self) -> dict[str, Any] | None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=10) as answer:
-                return json.loads(answer.read())  # type: ignore[no-any-return]
+                return json.loads(answer.read())
         except (OSError, urllib.error.URLError):
             return None
 

@@ -352,9 +352,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_bin_keeps_the_sentences(tmp_path
     session = LiveSession(small_decoder(SEARCH, n_channels=250), BY_TRIAL, events.append, recorder)
     for item in (Mark("a", "day1", "Hello."), Chunk(bins(80, 250)), End()):
         session._process(0.0, item)
-    with file_size_limit(200_007):
+    with file_size_limit(600_007):
         session.start()
-        for item in (Mark("b", "day1", "Again."), Chunk(bins(130, 250)), End()):
+        for item in (Mark("b", "day1", "Again."), Chunk(bins(600, 250)), End()):
             session.put(item)
         session.stop()
     assert (tmp_path / "rec" / "bins.f32").stat().st_size % 1000 == 7

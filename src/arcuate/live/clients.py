@@ -167,8 +167,9 @@ class Broadcaster:
         if len(self.viewers) >= self.max_viewers:
             raise UserError(f"there are {self.max_viewers} viewers already; close another page first")
         viewer = Viewer(self.capacity)
-        for message in (self.snapshot(), *self._images.merged()):
-            viewer.offer(message)
+        viewer.offer(self.snapshot())
+        for image in self._images.merged():
+            viewer.offer(image)
         self.viewers.add(viewer)
         return viewer
 

@@ -182,13 +182,16 @@ def _read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_final(row: dict[str, Any]) -> bool:
+    """Whether a final has what the store is made of; a sentence without bins is not part of it."""
+    if row.get("n_bins") == 0:
+        return True
     texts = (row.get("session"), row.get("recorded_session") or "", row.get("reference") or "", row.get("text"))
     words = row.get("words")
     return (
         all(isinstance(text, str) for text in texts)
         and isinstance(words, list)
         and all(isinstance(word, str) for word in words)
-        and _is_count(row.get("n_bins"), 0)
+        and _is_count(row.get("n_bins"), 1)
         and _is_count(row.get("first_bin"), -(2**40))
         and "trial" in row
     )

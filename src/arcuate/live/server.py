@@ -220,7 +220,7 @@ def make_config(live: LiveServer) -> uvicorn.Config:
         make_app(live),
         http=http,
         log_level="warning",
-        ws_max_size=limits.message_bytes + 64,
+        ws_max_size=2 * limits.message_bytes,  # a message that is a little too large is answered with a sentence
         ws_max_queue=64,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,

@@ -61,7 +61,7 @@ class LiveSession:
         if recorder is not None:
             self._endpointer.n_sentences = len(recorder.finals)  # continue the counts of a resumed recording
             for final in recorder.finals:
-                self._endpointer.count_errors(align_words(final.get("reference"), final["words"]))
+                self._endpointer.count_errors(align_words(final.get("reference"), final.get("words", ())))
         self._published_recording: bool | None = None
         self._latency_published_s = 0.0
         self._published_adaptation: AdaptationStatus | None = None
