@@ -1,10 +1,12 @@
 """Delayed fusion of a causal language model against n-best rescoring, on frame scores with references.
 
-    python benchmarks/delayed_fusion.py SCORES.npz REFS.jsonl --lexicon FILE --lm FILE --llm MODEL [--trials 100]
+    python benchmarks/delayed_fusion.py SCORES.npz REFS.jsonl --lexicon FILE --lm FILE --llm MODEL [--out FILE.jsonl]
 
 Every trial is searched without the causal model, with it at the end (rescoring of the n best), and with it every few
 words. The share of the causal model, alpha, is chosen for each half of the trials on the other half; the search itself
-uses `--alpha`. Also printed: CPU time per sentence, and the tokens that pass through the causal model.
+uses `--alpha`. Also printed: CPU time per sentence, and the tokens that pass through the causal model. Trials are
+searched in random order, so that the first ones are a sample of all; with --out each is one line of that file and is
+not searched again.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from arcuate.evaluation.causal import CausalPrefixScorer, load_causal
 from arcuate.evaluation.decode import SearchSource, TrialSource, open_task
 from arcuate.evaluation.metrics import Score, score_text
 from arcuate.evaluation.significance import score_difference
-from arcuate.files import DECODINGS
+from arcuate.files import DECODINGS, append_jsonl, read_jsonl
 
 ALPHAS = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
@@ -68,7 +70,8 @@ def main() -> None:
     parser.add_argument("--lexicon", required=True)
     parser.add_argument("--lm", required=True)
     parser.add_argument("--llm", type=Path, required=True)
-    parser.add_argument("--trials", type=int, default=100, help="evenly spaced")
+    parser.add_argument("--trials", type=int, help="number of trials; default all")
+    parser.add_argument("--out", type=Path, help="file of finished trials, continued if it exists")
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--every", type=int, nargs="+", default=[2])
     parser.add_argument("--n-best", type=int, default=10)
@@ -87,18 +90,31 @@ def main() -> None:
         searches[f"every {every} words"] = FusedWordSearch(
             task.search, scorer, args.alpha, every=every, n_final=args.n_best
         )
-    chosen = np.unique(np.linspace(0, len(task.trials) - 1, args.trials).astype(int)).tolist()
-    texts = [task.references[i].text or "" for i in chosen]
+    chosen = np.random.default_rng(0).permutation(len(task.trials))[: args.trials].tolist()
+    finished = {row["trial"]: row for row in read_jsonl(args.out)} if args.out and args.out.exists() else {}
+    texts: list[str] = []
     found: dict[str, list[list[Hypothesis]]] = {name: [] for name in searches}
     cost: dict[str, list[float]] = {name: [0.0, 0.0] for name in searches}
     for done, i in enumerate(chosen, start=1):  # all searches of a trial together, so that a stopped run is usable
-        for name, search in searches.items():
-            started, before = time.process_time(), counted.n
-            found[name].append(search.search(task.trials[i], args.n_best))
-            cost[name][0] += time.process_time() - started
-            cost[name][1] += counted.n - before
-        if done % 20 == 0 or done == len(chosen):
-            report(found, texts[:done], cost, task.search.settings.lm_weight)
+        row = finished.get(i)
+        if row is None:
+            row = {"trial": i, "searches": {}}
+            for name, search in searches.items():
+                started, before = time.process_time(), counted.n
+                n_best = search.search(task.trials[i], args.n_best)
+                row["searches"][name] = {
+                    "n_best": [{"words": list(h.words), "scores": dict(h.scores)} for h in n_best],
+                    "cost": [time.process_time() - started, counted.n - before],
+                }
+            if args.out:
+                append_jsonl(args.out, row)
+        texts.append(task.references[i].text or "")
+        for name in searches:
+            saved = row["searches"][name]
+            found[name].append([Hypothesis((), words=tuple(h["words"]), scores=h["scores"]) for h in saved["n_best"]])
+            cost[name] = [a + b for a, b in zip(cost[name], saved["cost"], strict=True)]
+        if done == len(chosen) or (i not in finished and done % 20 == 0):
+            report(found, texts, cost, task.search.settings.lm_weight)
 
 
 def report(

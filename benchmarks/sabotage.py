@@ -280,9 +280,9 @@ def _jump(original: Callable[..., dict[str, float]], step: int, factor: int, sta
     return {name: lr * factor for name, lr in rates.items()}
 
 
-def _round_weights(original: Callable[..., Any], state: Any, *args: Any) -> Any:
+def _round_weights(original: Callable[..., Any], state: Any, **options: Any) -> Any:
     """Keep the weights in bfloat16 precision."""
-    result = original(state, *args)
+    result = original(state, **options)
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.copy_(parameter.bfloat16().float())

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from arcuate.experiments.ablation import ablate as ablate
     from arcuate.experiments.average import average as average
     from arcuate.experiments.calibrate import calibrate as calibrate
+    from arcuate.experiments.export import export as export
     from arcuate.experiments.multi_seed import train_seeds as train_seeds
     from arcuate.experiments.recipe import Recipe as Recipe
     from arcuate.experiments.recipe import load_recipe as load_recipe
@@ -68,6 +69,7 @@ _HOMES = {
     "diagnose": "insight.doctor",
     "evaluate": "evaluation.evaluate",
     "evaluate_adaptation": "adaptation.evaluate",
+    "export": "experiments.export",
     "import_checkpoint": "models.import_checkpoint",
     "judge_ablation": "insight.ablation",
     "list_runs": "insight.runs",

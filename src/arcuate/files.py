@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-import filelock
 import numpy as np
 
 from arcuate.errors import UserError
@@ -263,6 +262,8 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
     unless `remove`: then its holder deletes it before the release. `wait` blocks until the lock is free. On a file
     system without locks, a warning is logged and the context runs unlocked.
     """
+    import filelock  # not part of the small runtime
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     try:

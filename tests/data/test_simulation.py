@@ -17,13 +17,17 @@ import pytest
 from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
+from arcuate.data.prepare import prepare
 from arcuate.data.readers.release import find_source
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
+from arcuate.data.store import Store
 from arcuate.data.text import pronounce
-from arcuate.data.trial import BIN_SECONDS, LAYOUTS
+from arcuate.data.trial import BIN_SECONDS, LAYOUTS, Layout, layout_of_session
 from arcuate.errors import UserError
+from arcuate.experiments.train import describe_store
+from support.recordings import FakeTrial, noise, write_hdf5
 
 SMALL: dict[str, Any] = {"n_sessions": 2, "n_trials": 20, "n_electrodes": 8}
 
@@ -73,7 +77,7 @@ def test_a_session_depends_on_its_own_index_alone(b2t25: Path, tmp_path: Path) -
 def test_hdf5_layout(b2t25: Path) -> None:
     sessions = sorted(path.name for path in (b2t25 / "hdf5_data_final").iterdir())
     assert sessions == session_names("b2t25", 2, 3)
-    assert sessions[0] == "t15.2023.08.11"
+    assert sessions[0] == "sim.2023.08.11"
     for session in sessions:
         for split, n_trials in (("train", 16), ("val", 2), ("test", 2)):
             with h5py.File(b2t25 / "hdf5_data_final" / session / f"data_{split}.hdf5") as file:
@@ -91,7 +95,7 @@ def test_hdf5_layout(b2t25: Path) -> None:
 
 
 def test_hdf5_labels(b2t25: Path) -> None:
-    path = b2t25 / "hdf5_data_final" / "t15.2023.08.11" / "data_train.hdf5"
+    path = b2t25 / "hdf5_data_final" / "sim.2023.08.11" / "data_train.hdf5"
     with h5py.File(path) as file:
         for group in file.values():
             text = group.attrs["sentence_label"]
@@ -106,7 +110,7 @@ def test_hdf5_labels(b2t25: Path) -> None:
 
 
 def test_first_trial_of_a_block_is_normalised_by_itself(b2t25: Path) -> None:
-    path = b2t25 / "hdf5_data_final" / "t15.2023.08.11" / "data_train.hdf5"
+    path = b2t25 / "hdf5_data_final" / "sim.2023.08.11" / "data_train.hdf5"
     with h5py.File(path) as file:
         bins = file["trial_0000/input_features"][:]
     moving = bins.std(axis=0) > 0
@@ -129,7 +133,7 @@ def test_description_counts_every_trial(b2t25: Path) -> None:
 
 def test_mat_layout(b2t24: Path) -> None:
     for partition, n_trials in (("train", 16), ("test", 2), ("competitionHoldOut", 2)):
-        mat = loadmat(b2t24 / "competitionData" / partition / "t12.2022.04.28.mat")
+        mat = loadmat(b2t24 / "competitionData" / partition / "sim24.2022.04.28.mat")
         assert mat["sentenceText"].shape == (n_trials,)
         assert mat["blockIdx"].shape == (n_trials, 1)
         for name, kind in (("tx1", np.uint8), ("tx4", np.uint8), ("spikePow", np.float32)):
@@ -145,7 +149,7 @@ def test_mat_layout(b2t24: Path) -> None:
 
 def test_mat_session_starts_with_holdout_and_ends_with_test(b2t24: Path) -> None:
     blocks = {
-        partition: loadmat(b2t24 / "competitionData" / partition / "t12.2022.04.28.mat")["blockIdx"].ravel()
+        partition: loadmat(b2t24 / "competitionData" / partition / "sim24.2022.04.28.mat")["blockIdx"].ravel()
         for partition in ("train", "test", "competitionHoldOut")
     }
     assert blocks["competitionHoldOut"].max() < blocks["train"].min()
@@ -291,3 +295,17 @@ def test_too_little_disk_space_is_noticed_before_hdf5_fails(tmp_path: Path, monk
     with pytest.raises(UserError, match="disk is full"):
         simulate(tmp_path / "out", **COHORT)
     assert not (tmp_path / "out").exists()
+
+
+def test_prepared_store_says_that_it_is_simulated(b2t25: Path, tmp_path: Path) -> None:
+    store = prepare(b2t25, tmp_path / "store")
+    assert store.simulated and all(session.startswith("sim.") for session in store.sessions)
+    assert Store.open(tmp_path / "store").simulated
+    assert describe_store(store, store.sessions)["simulated"] is True
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    assert not prepare(tmp_path / "source", tmp_path / "recorded").simulated
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_names_of_simulated_sessions_imply_the_layout(layout: Layout) -> None:
+    assert {layout_of_session(name) for name in session_names(layout, 3, seed=0)} == {layout}

@@ -138,3 +138,60 @@ def test_missing_language_model_is_reported_before_anything_is_written(cohort_st
     with pytest.raises(UserError, match=r"nowhere\.alm"):
         train("tiny", cohort_store, tmp_path / "run", overrides=overrides)
     assert not (tmp_path / "run").exists()
+
+
+def test_plateaus_and_patience_follow_the_selecting_rate(cohort_store: Path, tmp_path: Path) -> None:
+    stages = "stages=[{name: all, steps: 6, train: [encoder, ctc], losses: {ctc: 1.0}, patience: 2}]"
+    overrides = [*WORDS, "schedule={kind: plateau, peak_lr: 0.1, factor: 0.5, patience: 0}", stages]
+    scales, bad = {}, {}
+    for by in ("per", "wer"):
+        recipe = load_recipe("tiny", [*SMALL, *overrides, f"train.select_by={by}"])
+        state = make_state(Store.open(cohort_store), recipe, tmp_path / by)
+        for per, wer in ((0.5, 0.9), (0.6, 0.8), (0.7, 0.7)):  # PER rises while WER falls
+            assert state.record_validation(per, wer) is not None
+        scales[by], bad[by] = state.plateaus[0].scale, state.progress.n_bad
+    assert scales == {"per": 0.25, "wer": 1.0}
+    assert bad == {"per": 2, "wer": 0}
+
+
+BOTH = ["transducer.enabled=true", "transducer.width=8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "heads"),
+    [
+        ([], ["ctc"] * 3),
+        (BOTH, ["both"] * 3),
+        ([*BOTH, "validate.head=ctc"], ["ctc"] * 3),
+        (
+            [
+                *BOTH,
+                "stages=[{name: a, steps: 2, train: [encoder, ctc], losses: {ctc: 1.0}},"
+                " {name: b, steps: 2, train: [encoder, ctc, transducer], losses: {ctc: 1.0, rnnt: 1.0}},"
+                " {name: c, steps: 2, train: [encoder, ctc], losses: {ctc: 1.0}}]",
+            ],
+            ["ctc", "both", "both"],
+        ),
+    ],
+)
+def test_words_are_decoded_by_both_heads_once_the_transducer_is_trained(
+    overrides: list[str], heads: list[str], cohort_store: Path, tmp_path: Path
+) -> None:
+    run = train("tiny", cohort_store, tmp_path / "run", overrides=[*SMALL, *WORDS, *overrides]).run
+    assert [row["wer_head"] for row in validations(run)] == heads
+
+
+def test_validation_by_both_heads_agrees_with_decode(cohort_store: Path, tmp_path: Path) -> None:
+    from arcuate.evaluation.decode import decode
+
+    run = train("tiny", cohort_store, tmp_path / "run", overrides=[*SMALL, *WORDS, *BOTH, "train.steps=2"]).run
+    decoded = decode(run.path, lm=GOLDEN / "words.alm", checkpoint="last")
+    assert decoded.search.head == "both"
+    texts = {t.reference.id: t.text for t in decoded.transcripts}
+    for row in read_jsonl(run.predictions_file):
+        assert row["decoded_text"] == texts[row["trial"]]
+
+
+def test_both_heads_need_a_transducer() -> None:
+    with pytest.raises(UserError, match=r"transducer\.enabled=true"):
+        load_recipe("tiny", ["validate.words=true", "validate.head=both"])

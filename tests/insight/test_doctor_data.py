@@ -60,7 +60,7 @@ def one_in_five(trial: dict[str, Any]) -> bool:
 
 
 def first_session(trial: dict[str, Any]) -> bool:
-    return bool(trial["session"] == "t15.2023.08.11")
+    return bool(trial["session"] == "sim.2023.08.11")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arcuate.charts.images import png
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.insight.charts import png
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
+from support.pages import check_page
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))
 
@@ -161,13 +162,14 @@ def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path) -> None:
     assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 700_123)
 
 
-def test_page_has_no_scripts_and_escapes_names(tmp_path: Path) -> None:
+def test_page_has_only_its_own_scripts_and_escapes_names(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "<script>alert(1)<", RUN)
     done = arcuate("doctor", path, "--html", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "page.html").read_text()
-    assert "<script" not in html
-    assert 'class="band reference"' in html and "healthy" in html
+    check_page(html)
+    assert "<script>alert" not in html and "&lt;script&gt;alert(1)" in html
+    assert 'class="mark band"' in html and "healthy runs" in html
 
 
 def test_diagnose_does_not_import_torch(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError
+from arcuate.files import write_json, write_jsonl
 from arcuate.insight.ledger import escape_markdown, write_ledger
 from arcuate.insight.runs import find_runs, list_runs
+from arcuate.run import Run
 from support.cli import NO_TORCH, assert_refused
 from support.fabricate_runs import make_run, write_val, write_words
 from support.forking import arcuate
@@ -385,3 +387,41 @@ def test_summary_of_what_helped(tmp_path: Path) -> None:
     assert "augment.offset_sd 0.2 → 0.3" in unclear
     assert "encoder.width" not in text
     assert "Holm-adjusted for 3 comparisons" in text
+
+
+def write_decoded(run: Run, wer: float, lm: str = "small 3-gram") -> None:
+    """Sixty decoded sentences of eight words, a share of them with one error."""
+    rows = [{"id": f"s1/val/{i:04d}", "errors": int(i < 60 * 8 * wer), "n_words": 8} for i in range(60)]
+    write_jsonl(run.results_file("val", "words"), rows)
+    write_json(run.results_file("val", "words", "json"), {"wer": wer, "lm": lm, "split": "val", "step": 600})
+
+
+def test_wer_is_tested_for_significance_too(tmp_path: Path) -> None:
+    """PER does not differ here, WER does."""
+    for i, (name, wer) in enumerate((("a", 0.02), ("b", 0.1))):
+        changed = ["encoder.dropout=0.1"] if i else []
+        write_decoded(make_run(tmp_path / name, changed, per=0.3, minute=i), wer)
+    text = write_ledger(tmp_path)
+    summary = text.split("## What helped and what did not")[1].split("\n## ")[0]
+    assert "Holm-adjusted for 2 comparisons" in summary
+    worse, unclear = summary.split("**Made it worse:**")[1].split("**Made no significant difference:**")
+    assert "points of WER" in worse and "points of PER" in unclear
+    assert "b is worse than a by 7.9 percentage points of WER" in text
+
+
+def test_wer_of_different_language_models_is_not_compared(tmp_path: Path) -> None:
+    for i, lm in enumerate(("small 3-gram", "large 5-gram")):
+        changed = ["encoder.dropout=0.1"] if i else []
+        write_decoded(make_run(tmp_path / "ab"[i], changed, per=0.3, minute=i), 0.02 + 0.1 * i, lm)
+    text = write_ledger(tmp_path)
+    assert "WER not compared" in text and "lm small 3-gram and large 5-gram" in text
+    assert "points of WER" not in text
+
+
+def test_damaged_word_results_are_reported(tmp_path: Path) -> None:
+    for i in range(2):
+        changed = ["encoder.dropout=0.1"] if i else []
+        run = make_run(tmp_path / "ab"[i], changed, per=0.3, minute=i)
+        write_decoded(run, 0.02)
+        write_jsonl(run.results_file("val", "words"), [{"id": "x", "errors": "two", "n_words": 3}])
+    assert "lacks the trial or word counts" in write_ledger(tmp_path)

@@ -17,6 +17,7 @@ from arcuate.training.guard_settings import (
     StuckSettings,
 )
 from arcuate.training.metrics import StepMetrics
+from arcuate.training.search import LrSearch, SearchSettings
 
 
 def decoding(loss: float, grad_norm: float = 1.0) -> StepMetrics:
@@ -334,15 +335,51 @@ def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> Non
     assert guard.judge(decoding(2.0), 1e-3) == KEEP
 
 
-def test_early_search_takes_the_learning_rate_below_the_best() -> None:
-    guard = Guard(GuardSettings())
-    scale = guard.after_rewind(True, 1.0, 500)
+@pytest.mark.parametrize(
+    ("n_left", "best_of_long_trials", "chosen"),
+    [(900, 0.3, 0.3), (900, 0.1, 0.1), (300, 0.3, 0.1)],  # too few steps for longer trials: the rate below the best
+)
+def test_early_search_decides_by_longer_trials(n_left: int, best_of_long_trials: float, chosen: float) -> None:
+    guard, lengths = Guard(GuardSettings(search=SearchSettings(steps=200))), []
+    scale = guard.after_rewind(True, 1.0, n_left)
     while guard.search.is_active:
-        verdict = trial_losses(guard, 0.3, scale)
+        lengths.append(guard.search.n_steps)
+        verdict = trial_losses(guard, best_of_long_trials if guard.search.is_final else 0.3, scale)
         assert verdict.lr_scale is not None
         scale = verdict.lr_scale
-    assert scale == 0.1
+    assert lengths == [200] * 4 + ([600, 600] if n_left > 500 else [])
+    assert scale == chosen
     assert guard.n_judged == 0  # judged like a new run
+
+
+def test_longer_trials_that_tie_take_the_lower_learning_rate() -> None:
+    search = LrSearch()
+    search.start([1.0, 0.3, 0.1], 10, True, n_left=100)
+    search.scores = [1.0, 0.5, 0.8]
+    assert search.refine() == 0.1 and search.scales == [0.1, 0.3]
+    search.scores = [0.51, 0.5]
+    assert search.refine() is None and search.choose()[0] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("update_ratio", "eps", "gradient", "lowered"),
+    [
+        (2e-4, 0.1, 1e-3, 1e-8),
+        (2e-4, 1e-4, 1e-7, 1e-9),  # gradients clipped to a small norm
+        (2e-4, 1e-8, 1e-3, None),  # eps is not the cause
+        (2e-4, 0.1, 0.0, None),  # no gradient at all
+        (0.05, 0.1, 1e-3, None),  # updates are not small
+    ],
+)
+def test_eps_is_lowered_where_it_makes_updates_small(
+    update_ratio: float, eps: float, gradient: float, lowered: float | None
+) -> None:
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=120)))
+    run_stuck(guard, update_ratio)
+    assert guard.lower_eps(eps, gradient) == (None if lowered is None else pytest.approx(lowered))
+    if lowered is not None:
+        guard.after_rewind(True, 1.0, 1000, eps_lowered=True)
+        assert guard.search.scales == [1.0, 0.3, 0.1, 0.03]  # the learning rate was chosen for another eps
 
 
 def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> None:

@@ -12,7 +12,7 @@ from arcuate.data.batching import Batch
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.train import train
-from arcuate.files import read_jsonl
+from arcuate.files import read_json, read_jsonl
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.config import Ema, Precision, Swa
 from arcuate.training.environment import Distributed, choose_precision
@@ -142,16 +142,23 @@ def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> No
     assert optimizer.param_groups[0].get("momentum" if kind == "sgd" else "eps") in (0.9, 0.1)
 
 
-def test_run_stopped_within_a_learning_rate_search_resumes_exactly(cohort_store: Path, tmp_path: Path) -> None:
-    """A learning rate far too high: the guard rewinds and tries lower ones; stopping within a trial changes nothing."""
+TOO_HIGH = {"schedule": {"kind": "warmup_cosine", "peak_lr": 1.0, "warmup_steps": 30}}
+EPS_TOO_LARGE = {"optimizer.eps": 1.0, "train.steps": 90, "guard.stuck.patience": 50}
+
+
+@pytest.mark.parametrize(("changes", "eps"), [(TOO_HIGH, None), (EPS_TOO_LARGE, 1e-8)])
+def test_run_stopped_within_a_learning_rate_search_resumes_exactly(
+    cohort_store: Path, tmp_path: Path, changes: dict[str, Any], eps: float | None
+) -> None:
+    """The guard rewinds, lowers eps if it is the cause, and tries learning rates; stopping in one changes nothing."""
     settings = {
-        "schedule": {"kind": "warmup_cosine", "peak_lr": 1.0, "warmup_steps": 30},
         "train": {"steps": 60, "log_every": 5, "validate_every": 60, "checkpoint_every": 10, "clip_norm": None},
         "encoder.width": 16,
         "data.batching.batch_size": 4,
         "guard.spike": {"warmup": 20, "patience": 3, "window": 20},
         "guard.search.steps": 12,
         "runtime.threads": 1,
+        **changes,
     }
     stop = Stop()
 
@@ -174,6 +181,7 @@ def test_run_stopped_within_a_learning_rate_search_resumes_exactly(cohort_store:
     assert outcome(stopped) == outcome(whole)
     kinds = [row["kind"] for row in read_jsonl(whole / "incidents.jsonl")]
     assert kinds.count("search") >= 3  # two further trials, and the choice
+    assert read_json(whole / "checkpoints/last/state.json")["eps"] == eps
 
 
 def test_bad_bins_of_an_incident_are_named(cohort_store: Path) -> None:

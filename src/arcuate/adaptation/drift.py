@@ -79,6 +79,7 @@ class DriftResult:
     sessions: tuple[SessionDrift, ...]
     similarity: np.ndarray  # (sessions, sessions) of subspaces
     error_rates: "AdaptationResult | None" = None
+    simulated: bool = False
 
     @property
     def days_since_first(self) -> list[int | None]:
@@ -90,6 +91,7 @@ class DriftResult:
             "store": str(self.store),
             "reference": self.reference,
             "n_channels": self.n_channels,
+            "simulated": self.simulated,
             "sessions": [asdict(row) for row in self.sessions],
             "similarity": self.similarity.tolist(),
             "error_rates": self.error_rates.to_dict() if self.error_rates else None,
@@ -147,6 +149,7 @@ def measure_drift(
         tuple(compare_sessions(sessions, arrays, chosen)),
         _similarity_matrix(sessions, np.arange(store.n_channels)),
         error_rates,
+        store.simulated,
     )
 
 

@@ -233,7 +233,8 @@ class TrainingDisplay(Callback):
     def on_incident(self, row: dict[str, Any]) -> None:
         after = ""
         if "rewound_to" in row:
-            after = f" to step {row['rewound_to']}, learning rate now × {row['lr_scale']:.2g}"
+            eps = f", eps {row['eps']:.2g}" if "eps" in row else ""
+            after = f" to step {row['rewound_to']}, learning rate now × {row['lr_scale']:.2g}{eps}"
         say(f"step {row['step']:>6}  {row['action']}{after}: {row['reason']}")
 
     def on_stage_end(self, row: dict[str, Any]) -> None:

@@ -129,6 +129,7 @@ def _write_store(
         report = preparation.report()
         header = {
             "layout": found.layout,
+            "simulated": found.simulated,
             "features": features if found.layout == "b2t24" else None,
             "splits": report.splits,
             "hashes": report.hashes,

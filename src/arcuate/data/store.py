@@ -154,6 +154,7 @@ class Store:
         self.manifest = manifest  # without the trials
         self.layout: Layout = manifest["layout"]
         self.n_channels: int = manifest["n_channels"]
+        self.simulated: bool = manifest.get("simulated") is True  # earlier versions did not record it
         self.trials = trials
         self.sessions: tuple[str, ...] = tuple(entry.name for entry in sessions)
         self.report: PrepareReport | None = None  # set by `prepare`

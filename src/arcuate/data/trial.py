@@ -14,6 +14,7 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Layout = Literal["b2t25", "b2t24"]  # Brain-to-Text '25 and '24
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24"}  # in names of simulated sessions
 BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000
 LIVE_CORPUS = "live"  # corpus of sentences recorded in a live session
@@ -139,5 +140,5 @@ def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
 
 
 def layout_of_session(session: str) -> Layout:
-    """The layout implied by a session's name: participant t12 is the '24 release, any other the '25 release."""
-    return "b2t24" if session.lower().startswith("t12") else "b2t25"
+    """The layout implied by a session's name: participants t12 and sim24 are '24, any other the '25 release."""
+    return "b2t24" if session.lower().startswith(("t12", SIMULATED_PARTICIPANTS["b2t24"])) else "b2t25"

@@ -8,10 +8,12 @@ from typing import Any, Literal, cast
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS
+from arcuate.data.trial import SPLITS, session_order
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
     TrialResult,
@@ -30,7 +32,7 @@ from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
-from arcuate.training.curriculum import stage_loss
+from arcuate.training.curriculum import stage_loss, transducer_was_trained
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,30 @@ class Evaluation:
             **self.provenance.to_dict(),
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
+
+    def plot(self) -> Any:
+        """Error rate by session with 95 % intervals as an Altair chart."""
+        from arcuate.charts.formats import short_session_names
+        from arcuate.charts.plots import Rate, for_notebook, session_chart
+
+        scores: dict[str, list[Score]] = {}
+        for result in self.trials:
+            if result.score is not None:
+                scores.setdefault(result.trial.session, []).append(result.score)
+        if not scores:
+            raise UserError(f"the {self.provenance.split} trials have no labels, so there are no error rates to plot")
+        rates = [
+            Rate(session, total(own).rate, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
+            for session, own in sorted(scores.items(), key=lambda item: session_order(item[0]))
+        ]
+        chart = session_chart(
+            rates,
+            short_session_names(list(scores)),
+            title=f"{self.run.name}: error rate by session",
+            label=self.summary(),
+            overall=self.metrics.per,
+        )
+        return for_notebook(chart)
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
@@ -240,16 +266,13 @@ def choose_head(source: ModelSource, head: str | None) -> Head:
 
 def _transducer_was_trained(source: ModelSource) -> bool:
     """Whether the transducer loss had a weight in training up to this checkpoint."""
-    config = source.config
-    if not config.transducer.enabled or not config.stages:
-        return config.transducer.enabled and config.loss.rnnt.weight > 0
-    state_file = source.checkpoint / "state.json"
-    if not state_file.exists():  # such as an average of checkpoints of the last stage
-        return any(stage.losses.rnnt > 0 for stage in config.stages)
-    state = read_json(state_file)
-    progress = state.get("progress") or {}
-    completed, started = progress.get("index", 0), state.get("step", 0) > progress.get("began", 0)
-    return any(stage.losses.rnnt > 0 for stage in config.stages[: completed + started])
+    config, state_file = source.config, source.checkpoint / "state.json"
+    n_started = len(config.stages)  # without a state, such as an average of checkpoints of the last stage
+    if config.stages and state_file.exists():
+        state = read_json(state_file)
+        progress = state.get("progress") or {}
+        n_started = progress.get("index", 0) + (state.get("step", 0) > progress.get("began", 0))
+    return config.transducer.enabled and transducer_was_trained(config.loss, config.stages, n_started)
 
 
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:

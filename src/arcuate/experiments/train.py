@@ -25,7 +25,7 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
-from arcuate.experiments.validation import DecodeWords, make_validator, open_word_search
+from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
 from arcuate.models.runtime import (
@@ -194,6 +194,7 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
         "layout": store.layout,
         "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
+        "simulated": store.simulated,
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
         "statistics": store.statistics_hash,
@@ -217,7 +218,7 @@ class _Setup:
     precision: PrecisionChoice
     model: Model
     distributed: Distributed
-    decode_words: DecodeWords | None  # in validation
+    decode_words: ValidationWords | None
 
     @property
     def n_parameters(self) -> int:
@@ -426,8 +427,16 @@ def _run_loop(
     training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
     if selection.validation:
-        words = setup.decode_words, combined.on_sample
-        validate = make_validator(recipe, setup.store, selection, lambda: training.loss, *words, distributed)
+        validate = make_validator(
+            recipe,
+            setup.store,
+            selection,
+            lambda: training.loss,
+            lambda: training.decodes_words_by_both_heads,
+            setup.decode_words,
+            combined.on_sample,
+            distributed,
+        )
     encode = partial(make_encode, training.model, recipe, device, distributed)
     with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)

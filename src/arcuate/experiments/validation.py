@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,17 +17,43 @@ from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TrialResult, decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.language.lexicon import Lexicon
 from arcuate.losses.config import LossSettings
 from arcuate.models.model import Model
+from arcuate.models.transducer import Transducer
 from arcuate.training.config import TrainingConfig, Validate
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import Validation
 
+if TYPE_CHECKING:
+    from arcuate.decoding.word_search.search import WordSearch
+
 ShowSample = Callable[[Sequence[str], Sequence[str]], None]
-DecodeWords = Callable[[np.ndarray], str]  # (F, V) log-probabilities to text
 
 
-def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> DecodeWords | None:
+@dataclass(frozen=True)
+class ValidationWords:
+    """The word search of validations."""
+
+    search: "WordSearch"
+    lexicon: Lexicon
+
+    def decode(self, result: TrialResult, transducer: Transducer | None) -> str:
+        """Decode one trial to text, by both heads if the transducer is given."""
+        log_probs = result.log_probs
+        if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
+            return ""  # a model that diverged
+        if transducer is None or result.frames is None:
+            found = self.search.search(log_probs, 1)
+        else:
+            from arcuate.decoding.joint import HeadOutputs, word_search
+
+            joint = word_search(self.search, self.lexicon, transducer, "both")
+            found = joint.search(HeadOutputs(log_probs, result.frames.cpu()), 1)
+        return (found[0].text or "") if found else ""
+
+
+def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> ValidationWords | None:
     """The word search of the validation settings; None if words are not decoded."""
     if not config.validate_.words or not trials:
         return None
@@ -37,7 +65,7 @@ def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> Dec
     return _make_word_search(config.validate_)
 
 
-def _make_word_search(settings: Validate) -> DecodeWords:
+def _make_word_search(settings: Validate) -> ValidationWords:
     # Imported here: the Numba kernels and the language model cost seconds that most runs do not need.
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
@@ -47,15 +75,7 @@ def _make_word_search(settings: Validate) -> DecodeWords:
     lexicon = open_lexicon(settings.lexicon, CLASSES)
     if tuple(lexicon.classes) != CLASSES:
         raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; give another")
-    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=SILENCE)
-
-    def decode(log_probs: np.ndarray) -> str:
-        if not np.isfinite(log_probs.max(axis=1)).all():
-            return ""  # a model that diverged
-        found = search.search(log_probs, 1)
-        return (found[0].text or "") if found else ""
-
-    return decode
+    return ValidationWords(build_word_search(lexicon, open_model(settings.lm), weights, boundary=SILENCE), lexicon)
 
 
 def make_validator(
@@ -63,13 +83,15 @@ def make_validator(
     store: Store,
     selection: Selection,
     loss: Callable[[], LossSettings],
-    decode_words: DecodeWords | None,
+    uses_transducer: Callable[[], bool],
+    words: ValidationWords | None,
     show_sample: ShowSample,
     distributed: Distributed,
 ) -> Callable[[Model], Validation]:
     """Function that scores this rank's part of the validation trials; the sums are added over all ranks.
 
-    `loss` gives the settings of the current stage. Predictions are those of rank 0.
+    `loss` gives the settings of the current stage, `uses_transducer` whether words are decoded by both heads at this
+    step. Predictions are those of rank 0.
     """
     trials = selection.validation[distributed.rank :: distributed.size]
     settings = config.validate_
@@ -78,13 +100,17 @@ def make_validator(
 
     def validate(model: Model) -> Validation:
         started = time.perf_counter()
+        transducer: Transducer | None = None
+        if words is not None and model.transducer is not None and uses_transducer():
+            transducer = deepcopy(model.transducer).cpu().eval()  # the search has small beams and is faster on a CPU
         results = decode_trials(
             model,
             store,
             trials,
             batch_size=settings.batch_size,
             loss=loss(),
-            keep_log_probs=decode_words is not None,
+            keep_log_probs=words is not None,
+            keep_frames=transducer is not None,
             search=search,
         )
         if results and results[0].trial.tokens is not None:
@@ -93,9 +119,11 @@ def make_validator(
         row = {"split": selection.selected_on, **summarise_sums(sums, selection.sessions)}
         cost = {"seconds": time.perf_counter() - started}
         texts: list[str] | None = None
-        if decode_words is not None:
-            texts = [decode_words(r.log_probs) if r.log_probs is not None else "" for r in results]
+        if words is not None:
+            with torch.inference_mode():
+                texts = [words.decode(r, transducer) for r in results]
             row |= _word_errors(results, texts, distributed)
+            row["wer_head"] = "ctc" if transducer is None else "both"
             cost["seconds_words"] = time.perf_counter() - started - cost["seconds"]
         predictions = tuple(_prediction(results[i], texts[i] if texts else None) for i in sampled)
         return Validation(row | {"cost": cost}, predictions)

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from arcuate.charts import plots
+from arcuate.charts.formats import MISSING, percent, split_name
+from arcuate.charts.plots import Chart
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm as ScoredArm
 from arcuate.evaluation.significance import Contrast, contrast, difference, holm
@@ -27,10 +30,9 @@ from arcuate.experiments.ablation import (
     overview,
 )
 from arcuate.files import fields_to_dict, to_frame, write_json, write_text
-from arcuate.insight import charts
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.formats import MISSING, percent, split_name
-from arcuate.insight.pages import Html, figure, join, muted, notice, page, scroll_table, tag
+from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
+from arcuate.insight.render import Figure, make_figure, render, standalone_svg
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
 from arcuate.progress import counted
 
@@ -141,6 +143,12 @@ class AblationResult:
             "runs": overview(experiment),
             "failed": dict(self.failed),
         }
+
+    def plot(self) -> Any:
+        """The effects with their intervals as an Altair chart."""
+        if not self.n_comparisons:
+            raise UserError(f"{self.experiment.out} has no effect to plot: no two arms are measured yet")
+        return plots.for_notebook(_effects_chart(self))
 
     def to_frame(self) -> Any:
         """One line per effect as a pandas DataFrame."""
@@ -332,79 +340,72 @@ def report_ablation(runs: AblationRuns) -> AblationResult:
 
 
 def ablation_page(result: AblationResult) -> str:
-    header = tag(
-        "header",
-        tag("p", "arcuate ablation", class_="kicker"),
-        tag("h1", " · ".join(f.name for f in result.experiment.factors)),
-        tag("p", result.verdict, class_="lead"),
-        tag("ul", *(tag("li", factor.sentence) for factor in result.factors), class_="verdicts"),
-        notice(f"Missing or incomplete, and in no effect: {'; '.join(result.missing)}.") if result.missing else None,
-    )
     curves = [(arm, s.run.metrics()) for arm, scores in result.runs.items() for s in scores]
-    sections = [
-        ("effects", "Effect of each factor", _effects_section(result)),
-        ("arms", "All arms", _arms_section(result)),
-        ("curves", "Learning curves", charts.overlaid_curves(curves)),
-        ("setup", "Setup", _setup_section(result)),
-    ]
-    footer = "Written by arcuate from the files of the run folders."
-    return page("Ablation · arcuate", header, sections, footer, "groups.css")
+    experiment = result.experiment
+    return render(
+        "ablation.html",
+        title="Ablation · arcuate",
+        simulated=any_simulated(s.run for scores in result.runs.values() for s in scores),
+        result=result,
+        effects=_effects_figure(result),
+        arms=_arms_figure(result) if result.runs else None,
+        arm_rows=[_arm_row(arm) for arm in result.arms],
+        curves=overlaid_figures(curves),
+        common=", ".join(experiment.overrides) or "none",
+        n_seeds=counted(experiment.n_seeds, "seed"),
+        factor_rows=[(f.name, ", ".join(f.overrides)) for f in experiment.factors],
+    )
 
 
 def effects_svg(result: AblationResult) -> str:
-    return charts.standalone_svg(_effects_plot(result))
+    return standalone_svg(_effects_chart(result))
 
 
 def arms_svg(result: AblationResult) -> str:
-    return charts.standalone_svg(_arms_plot(result))
+    return standalone_svg(_arms_chart(result))
 
 
-def _effects_plot(result: AblationResult) -> Html:
-    total, rows = result.total, []
-    if total:
-        rows.append(charts.ForestRow("all factors", total.contrast, total.significant, "All factors at once"))
+def _effects_chart(result: AblationResult) -> Chart:
+    rows = []
+    if result.total:
+        rows.append(_forest_row("all factors at once", result.total))
     for factor in result.factors:
-        for i, effect in enumerate(factor.effects):
-            name = "changed alone" if effect is factor.alone else "with the others changed too"
-            title = factor.factor if i == 0 else None
-            rows.append(charts.ForestRow(name, effect.contrast, effect.significant, title))
-    return charts.forest_plot(rows, "Effect of each factor on PER, alone and with the others")
+        for effect in factor.effects:
+            how = "alone" if effect is factor.alone else "with the others"
+            rows.append(_forest_row(f"{factor.factor}, {how}", effect))
+    label = "Effect of each factor on PER, alone and with the others"
+    return plots.forest_chart(rows, title="Effects", label=label)
 
 
-def _arms_plot(result: AblationResult) -> Html:
-    arms = [(arm.arm, [100 * float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
-    return charts.dot_plot(arms, f"PER of every run by arm, {result.experiment.checkpoint} checkpoint")
+def _forest_row(name: str, effect: Effect) -> plots.ForestRow:
+    c = effect.contrast
+    return plots.ForestRow(name, c.estimate, c.low, c.high, effect.significant)
 
 
-def _effects_section(result: AblationResult) -> Html:
+def _arms_chart(result: AblationResult) -> Chart:
+    arms = [(arm.arm, [float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
+    split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
+    title = f"PER on {split} trials, {checkpoint} checkpoint"
+    return plots.dot_chart(arms, title=title, label=f"PER of every run by arm, {checkpoint} checkpoint")
+
+
+def _effects_figure(result: AblationResult) -> Figure | None:
     measured = [e for e in (result.total, *(e for f in result.factors for e in f.effects)) if e]
     if not measured:
-        return muted("No two arms are measured yet.")
+        return None
     caption = (
         "Percentage points of PER with 95\u202f% intervals. Filled markers: significant after Holm correction for"
         f" {counted(result.n_comparisons, 'comparison')}. {describe_method(measured[0].contrast)}"
     )
-    return figure("Effects", _effects_plot(result), caption, wide=True)
+    return make_figure(_effects_chart(result), caption=caption, legend=FOREST_LEGEND, full=True)
 
 
-def _arms_section(result: AblationResult) -> Html:
-    if not result.runs:
-        return muted("No run is scored yet.")
-    rows = []
-    for arm in result.arms:
-        sd = arm.rates.seed_sd if arm.rates else None
-        verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
-        per = percent(arm.rates.rate) if arm.rates else MISSING
-        rows.append((arm.arm, arm.description, per, MISSING if sd is None else f"{100 * sd:.1f}", verdicts))
-    split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
-    title = f"PER on {split} trials, {checkpoint} checkpoint"
-    head = ("arm", "description", "PER", "SD over seeds", "doctor's verdicts")
-    return join(figure(title, _arms_plot(result), None, wide=True), scroll_table(head, rows))
+def _arms_figure(result: AblationResult) -> Figure:
+    return make_figure(_arms_chart(result), legend=DOT_LEGEND, full=True)
 
 
-def _setup_section(result: AblationResult) -> Html:
-    experiment = result.experiment
-    common = ", ".join(experiment.overrides) or "none"
-    lead = f"Baseline {experiment.recipe}, {counted(experiment.n_seeds, 'seed')}. Overrides in every arm: {common}."
-    rows = [(f.name, ", ".join(f.overrides)) for f in experiment.factors]
-    return join(tag("p", lead), scroll_table(("factor", "changed to"), rows))
+def _arm_row(arm: ArmResult) -> tuple[object, ...]:
+    sd = arm.rates.seed_sd if arm.rates else None
+    verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+    per = percent(arm.rates.rate) if arm.rates else MISSING
+    return (arm.arm, arm.description, per, MISSING if sd is None else f"{100 * sd:.1f} points", verdicts)

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.charts import plots
+from arcuate.charts.formats import count, percent, split_name
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.files import check_output, to_frame, write_text
-from arcuate.insight import charts
-from arcuate.insight.formats import count, percent, split_name
-from arcuate.insight.pages import Html, figure, join, notice, page, scroll_table, tag
+from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
+from arcuate.insight.render import Figure, make_figure, render
 from arcuate.insight.report.run_data import lookup
 from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
 from arcuate.insight.scores import (
@@ -141,6 +142,10 @@ class Comparison:
             "comparisons": [found.to_dict() for found in self.differences],
             "notes": list(self.notes),
         }
+
+    def plot(self) -> Any:
+        """The differences with their intervals as an Altair chart."""
+        return plots.for_notebook(_forest_chart(self))
 
     def to_frame(self) -> Any:
         """One line per comparison as a pandas DataFrame."""
@@ -329,60 +334,49 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
 def comparison_page(comparison: Comparison) -> str:
     reference, *others = comparison.groups
     curves = [(g.name, s.run.metrics()) for g in comparison.groups for s in g.scores]
-    scored_on = f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials."
-    header = tag(
-        "header",
-        tag("p", "arcuate comparison", class_="kicker"),
-        tag("h1", " · ".join(group.name for group in comparison.groups)),
-        *(tag("p", found.sentence, class_="lead") for found in comparison.differences),
-        *(notice(text) for text in (scored_on, *comparison.notes)),
+    return render(
+        "comparison.html",
+        title=f"{reference.name} and {', '.join(g.name for g in others)} · arcuate",
+        simulated=any_simulated(s.run for group in comparison.groups for s in group.scores),
+        comparison=comparison,
+        scored_on=f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials.",
+        forest=_forest_figure(comparison),
+        dots=_dots_figure(comparison),
+        curves=overlaid_figures(curves),
+        changes=[
+            (d.reference.name, d.group.name, [(c.path, value_text(c.before), value_text(c.after)) for c in d.changes])
+            for d in comparison.differences
+        ],
+        runs=[
+            (str(scores.run.path), group.name, seed, count(scores.step), percent(float(rate)))
+            for group in comparison.groups
+            for scores, seed, rate in zip(group.scores, group.seeds, group.arm.rates, strict=True)
+        ],
     )
-    sections = [
-        ("difference", "Differences", _differences(comparison)),
-        ("curves", "Learning curves", charts.overlaid_curves(curves)),
-        ("changes", "Changed settings", _changes(comparison)),
-        ("runs", "Runs", _runs_table(comparison)),
-    ]
-    title = f"{reference.name} and {', '.join(g.name for g in others)} · arcuate"
-    return page(title, header, sections, "Written by arcuate from the files of the run folders.", "groups.css")
 
 
-def _differences(comparison: Comparison) -> Html:
+def _forest_chart(comparison: Comparison) -> plots.Chart:
     reference = comparison.groups[0].name
-    rows = [charts.ForestRow(d.group.name, d.contrast, d.significant) for d in comparison.differences]
-    n = len(rows)
+    rows = [
+        plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)
+        for d in comparison.differences
+    ]
+    label = f"Differences in PER from {reference}"
+    return plots.forest_chart(rows, title=f"Difference from {reference}", label=label)
+
+
+def _forest_figure(comparison: Comparison) -> Figure:
+    reference, n = comparison.groups[0].name, len(comparison.differences)
     corrected = f" after Holm correction for {n} comparisons" if n > 1 else ""
     level = f"{100 * comparison.differences[0].contrast.level:.0f}\u202f%"
     caption = (
         f"Difference from {reference} in percentage points of PER, with {level} intervals. Filled markers:"
         f" significant{corrected}. {comparison.method}"
     )
-    arms = [(g.name, [100 * float(r) for r in g.arm.rates]) for g in comparison.groups]
-    forest = charts.forest_plot(rows, f"Differences in PER from {reference}")
-    dots = charts.dot_plot(arms, "PER of every run, by group")
-    return join(
-        figure(f"Difference from {reference}", forest, caption, wide=True),
-        figure("PER of every run", dots, None, wide=True),
-    )
+    return make_figure(_forest_chart(comparison), caption=caption, legend=FOREST_LEGEND, full=True)
 
 
-def _changes(comparison: Comparison) -> Html:
-    parts = []
-    for found in comparison.differences:
-        names = found.reference.name, found.group.name
-        rows = [(c.path, value_text(c.before), value_text(c.after)) for c in found.changes]
-        parts.append(tag("h3", f"{names[0]} → {names[1]}"))
-        parts.append(scroll_table(("setting", *names), rows) if rows else tag("p", "No setting differs."))
-        if len(rows) > 1:
-            text = f"{len(rows)} settings changed at once, so the difference cannot be attributed to one of them."
-            parts.append(notice(text))
-    return join(*parts)
-
-
-def _runs_table(comparison: Comparison) -> Html:
-    rows = [
-        (str(scores.run.path), group.name, seed, count(scores.step), percent(float(rate)))
-        for group in comparison.groups
-        for scores, seed, rate in zip(group.scores, group.seeds, group.arm.rates, strict=True)
-    ]
-    return scroll_table(("run", "group", "seed", "scored at step", "PER"), rows)
+def _dots_figure(comparison: Comparison) -> Figure:
+    groups = [(g.name, [float(r) for r in g.arm.rates]) for g in comparison.groups]
+    chart = plots.dot_chart(groups, title="PER of every run", label="PER of every run, by group")
+    return make_figure(chart, legend=DOT_LEGEND, full=True)

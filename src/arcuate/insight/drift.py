@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
+from arcuate.charts import plots
+from arcuate.charts.formats import MISSING, percent, short_session_names, whole_percent
+from arcuate.charts.plots import Cell, Line, Rate, ValueAxis
+from arcuate.charts.series import Curve
+from arcuate.charts.theme import SERIES
 from arcuate.data.store import Store
 from arcuate.files import check_output, write_text
-from arcuate.insight import charts
-from arcuate.insight.formats import MISSING, percent, whole_percent
-from arcuate.insight.pages import Html, figure, join, legend, muted, notice, page, scroll_table, tag
-from arcuate.insight.report.errors import short_session_names
+from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure, render
 from arcuate.progress import counted
 from arcuate.run import RunLike
 
 if TYPE_CHECKING:
-    from arcuate.adaptation.evaluate import AdaptationResult, SessionResult  # imports torch
+    from arcuate.adaptation.evaluate import AdaptationResult  # imports torch
 
-_ARRAY_STYLES = ("validation", "second", "third", "train")  # line styles, one per array
-_NARROW = 80  # columns narrower than this have rotated labels
+_UNADAPTED = "unadapted"
 
 
 def write_drift(
@@ -34,51 +35,54 @@ def write_drift(
 
 
 def drift_page(result: DriftResult) -> str:
-    sections = [
-        ("similarity", "Similarity of sessions", _similarity_section(result)),
-        ("channels", "Channels", _channels_section(result)),
-    ]
-    if result.error_rates is not None:
-        sections.insert(0, ("errors", "Error rate by session", _errors_section(result.error_rates)))
-    footer = "Written by arcuate from the recordings of the store; labels are used for error rates only."
-    return page(f"{result.store.name} · arcuate drift", _header(result), sections, footer)
-
-
-def _header(result: DriftResult) -> Html:
-    first, last = result.sessions[0], result.sessions[-1]
-    reordered = [row.session for row in result.sessions if row.reordered]
-    warning = (
-        f"The channels of {', '.join(reordered)} do not match those of the previous session: the channel mapping may"
-        " have changed. Adaptation cannot correct that; restore the channel order and prepare the session again, or"
-        " calibrate it with many sentences."
-    )
-    return tag(
-        "header",
-        tag("p", "arcuate drift", class_="kicker"),
-        tag("h1", result.store.name),
-        tag(
-            "p",
-            f"{counted(len(result.sessions), 'session')} from {first.session} to {last.session}. In the last one the"
-            f" median channel has a similarity of ",
-            tag("b", whole_percent(last.profile_similarity)),
-            f" to {result.reference}; flat channels: {len(last.flat)}.",
-            class_="lead",
-        ),
-        notice(warning) if reordered else None,
+    last = result.sessions[-1]
+    rates = result.error_rates
+    return render(
+        "drift.html",
+        title=f"{result.store.name} · arcuate drift",
+        simulated=result.simulated,
+        result=result,
+        last=last,
+        similarity=whole_percent(last.profile_similarity),
+        reordered=[row.session for row in result.sessions if row.reordered],
+        errors=_errors_figure(rates) if rates is not None else None,
+        error_rows=[] if rates is None else _error_rows(rates),
+        method=rates.settings.method if rates is not None else "",
+        arrays=_array_figure(result),
+        matrix=_matrix_figure(result),
+        profiles=_profile_figure(result),
+        means=_mean_figure(result),
+        channel_rows=[_channel_row(row) for row in result.sessions],
     )
 
 
 # Error rates.
 
 
-def _errors_section(rates: "AdaptationResult") -> Html:
-    method = rates.settings.method
-    key = legend(("train", "unadapted"), ("validation", f"adapted with {method}"))
+def _errors_figure(rates: "AdaptationResult") -> Figure:
+    adapted = f"adapted with {rates.settings.method}"
     caption = "Trials in recording order; hollow markers are sessions that the model was not trained on."
     new = [row for row in rates.sessions if not row.known]
     if new:
         caption += f" Their adaptation starts from the layer of the nearest known session ({new[0].init_session})."
-    rows = [
+    values = [
+        Rate(row.session, rate, note=f"{row.n_trials:,}", series=series, hollow=not row.known)
+        for series in (_UNADAPTED, adapted)
+        for row in rates.sessions
+        for rate in [row.per_unadapted if series == _UNADAPTED else row.per]
+    ]
+    chart = plots.session_chart(
+        values,
+        short_session_names([row.session for row in rates.sessions]),
+        title=f"{rates.run.name}, {rates.provenance.split} trials",
+        label=f"Phoneme error rate of {counted(len(rates.sessions), 'session')} with and without adaptation.",
+    )
+    legend = [LegendEntry(_UNADAPTED, "train", "line", _UNADAPTED), LegendEntry(adapted, "blue", "line", adapted)]
+    return make_figure(chart, caption=caption, legend=legend, full=True)
+
+
+def _error_rows(rates: "AdaptationResult") -> list[tuple[object, ...]]:
+    return [
         (
             row.session,
             "its own" if row.known else row.init_session,
@@ -90,137 +94,99 @@ def _errors_section(rates: "AdaptationResult") -> Html:
         )
         for row in rates.sessions
     ]
-    head = ("session", "initial layer", "trials", "unadapted", method, "steps", "fallbacks")
-    title = f"{rates.run.name}, {rates.provenance.split} trials"
-    chart = figure(title, _errors_chart(rates.sessions), caption, key, wide=True)
-    return join(chart, scroll_table(head, rows, "numbers"))
-
-
-def _errors_chart(sessions: Sequence["SessionResult"]) -> Html:
-    """Error rate of every session with and without adaptation."""
-    column = min(max(1040 / len(sessions), 24.0), 150.0)
-    width = max(charts.LEFT + column * len(sessions) + 20, 420)
-    adapted, unadapted = [row.per for row in sessions], [row.per_unadapted for row in sessions]
-    y = charts.linear_scale([v for v in (*adapted, *unadapted) if v is not None], 0.0)
-    places = _column_centres(column, len(sessions))
-    parts = [
-        charts.y_axis(y, charts.LEFT, width - 8, whole_percent),
-        charts.line(charts.LEFT, charts.BOTTOM, width - 8, charts.BOTTOM, "axis"),
-    ]
-    for rates, kind in ((unadapted, "train"), (adapted, "validation")):
-        points = [(x, y(rate)) if rate is not None else None for x, rate in zip(places, rates, strict=True)]
-        parts.append(charts.path(points, f"line {kind}"))
-    for x, row in zip(places, sessions, strict=True):
-        if row.per is not None:
-            tooltip = f"{row.session}: {percent(row.per)}, unadapted {percent(row.per_unadapted)}"
-            parts.append(charts.dot(x, y(row.per), 4.5, "point" if row.known else "best", tooltip))
-    names = short_session_names([s.session for s in sessions])
-    parts += charts.column_labels(places, charts.BOTTOM, names, column < _NARROW)
-    label = f"Phoneme error rate of {counted(len(sessions), 'session')} with and without adaptation."
-    height = charts.BOTTOM + (80 if column < _NARROW else 40)
-    return charts.drawing(width, height, label, *parts, style=f"max-width:{width / 16:.1f}rem")
-
-
-def _column_centres(column: float, n: int) -> list[float]:
-    return [charts.LEFT + column * (i + 0.5) for i in range(n)]
 
 
 # Similarity.
 
 
-def _similarity_section(result: DriftResult) -> Html:
-    arrays = list(result.sessions[0].arrays)
-    key = legend(*((_array_style(i), name) for i, name in enumerate(arrays)))
-    by_array = (
+def _array_figure(result: DriftResult) -> Figure:
+    """Subspace similarity of each array over days."""
+    days = tuple(float(i if day is None else day) for i, day in enumerate(result.days_since_first))
+    names = list(result.sessions[0].arrays)
+    lines = []
+    for i, name in enumerate(names):
+        values = tuple(row.arrays[name].subspace_similarity for row in result.sessions)
+        lines.append(Line(name, SERIES[i % len(SERIES)], Curve(days, values, values, values, 0), dash=i >= len(SERIES)))
+    chart = plots.line_chart(
+        lines,
+        ValueAxis(percent=True, domain=(0.0, 1.0)),
+        title="Similarity by array",
+        label=f"Similarity of {counted(len(names), 'array')} over days.",
+        x_title="days since the first session",
+        dots=True,
+    )
+    caption = (
         f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
         " 0 % is chance level."
     )
-    by_pair = "The same over all channels; full colour is similar. Similarity decreases with distance as tuning drifts."
-    return tag(
-        "div",
-        figure("Similarity by array", _array_chart(result, arrays), by_array, key),
-        figure("All pairs of sessions", _matrix_chart(result), by_pair),
-        class_="pair",
-    )
+    legend = [LegendEntry(line.name, line.colour, "dash" if line.dash else "line", line.name) for line in lines]
+    return make_figure(chart, caption=caption, legend=legend)
 
 
-def _array_style(i: int) -> str:
-    return _ARRAY_STYLES[i % len(_ARRAY_STYLES)]
-
-
-def _array_chart(result: DriftResult, arrays: Sequence[str]) -> Html:
-    """Subspace similarity of each array over days."""
-    days = [float(i if day is None else day) for i, day in enumerate(result.days_since_first)]
-    x = charts.Scale(min(days), max(max(days), min(days) + 1.0), charts.LEFT, charts.RIGHT)
-    y = charts.Scale(0.0, 1.0, charts.BOTTOM, charts.TOP)
-    lines = []
-    for i, name in enumerate(arrays):
-        values = [row.arrays[name].subspace_similarity for row in result.sessions]
-        lines.append(charts.path(charts.points(days, values, x, y), f"line {_array_style(i)}"))
-    label = f"Similarity of {counted(len(arrays), 'array')} over days."
-    return charts.plot(label, x, y, "days since the first session", lines, whole_percent)
-
-
-def _matrix_chart(result: DriftResult) -> Html:
+def _matrix_figure(result: DriftResult) -> Figure:
     """Similarity of every pair of sessions."""
-    side, left, top = 250.0, 92.0, 10.0
     names = short_session_names([row.session for row in result.sessions])
-    step = side / len(names)
-    parts = [charts.heat_map(result.similarity, "pairs", left, top, side, side, "heat")]
-    every = max(1, round(14 / step))
-    for i, name in list(enumerate(names))[::every]:
-        centre = (i + 0.5) * step
-        parts.append(charts.text(left - 8, top + centre + 4, name, anchor="end"))
-        parts.append(charts.text(left + centre + 3, top + side + 16, name, anchor="end", angle=-45))
-    label = "Similarity of all pairs of sessions."
-    return charts.drawing(left + side + 60, top + side + 70, label, *parts, style="max-width:30rem")
+    sessions = list(names)
+    cells = [
+        Cell(names[a], names[b], "heat", max(float(value), 0.0), f"similarity {whole_percent(float(value))}")
+        for a, row in zip(sessions, result.similarity, strict=True)
+        for b, value in zip(sessions, row, strict=True)
+        if np.isfinite(value)
+    ]
+    labels = list(names.values())
+    chart = plots.matrix_chart(
+        cells,
+        labels,
+        labels,
+        title="All pairs of sessions",
+        label="Similarity of all pairs of sessions.",
+        size=max(4, min(44, 264 // len(labels))),
+        row_title="",
+        column_title="",
+        top=False,
+    )
+    caption = "The same over all channels. Similarity decreases with distance as tuning drifts."
+    return make_figure(chart, caption=caption, scales=[ColourScale("0\u202f%", "100\u202f%")])
 
 
 # Channels.
 
 
-def _channels_section(result: DriftResult) -> Html:
-    profile_caption = (
-        "One row per channel, one column per session: similarity of its correlations with all other channels to those"
-        f" in {result.reference}. Full colour is similar; empty stretches are flat channels or different tuning."
-    )
-    mean_caption = (
-        f"Shift of the mean of each channel from that in {result.reference}: full colour is one SD or more, empty is no"
-        " shift or a flat channel. The mean of threshold crossings is their rate."
-    )
-    head = ("session", "flat", "newly flat", "recovered", "mean shift", "SD ratio", "channel order")
-    remarks = (
-        "Mean shift and SD ratio: the array with the largest change, median over its channels, relative to the"
-        " reference session; z-scored releases show hardly any change. Channel order: rank correlation of the skew and"
-        " autocorrelation of channels with the previous session."
-    )
-    sessions = [row.session for row in result.sessions]
+def _profile_figure(result: DriftResult) -> Figure:
     profiles = np.array([row.channels.profile_similarity for row in result.sessions], dtype=np.float64).T
-    shifts = np.array([row.channels.mean_shift for row in result.sessions], dtype=np.float64).T  # None becomes NaN
-    profile_chart = _channel_chart("profiles", "Similarity", profiles, sessions)
-    mean_chart = _channel_chart("means", "Mean shift", np.minimum(np.abs(shifts), 1.0), sessions)
-    return join(
-        figure("Correlation profiles", profile_chart, profile_caption, wide=True),
-        figure("Mean shifts", mean_chart, mean_caption, wide=True),
-        scroll_table(head, [_channel_row(row) for row in result.sessions], "numbers"),
-        muted(remarks),
+    caption = (
+        "One row per channel, one column per session: similarity of its correlations with all other channels to those"
+        f" in {result.reference}. Empty stretches are flat channels or different tuning."
     )
+    scale = ColourScale("different: 0\u202f%", "similar: 100\u202f%")
+    return _channel_figure("Correlation profiles", "Similarity", profiles, result, caption, scale)
 
 
-def _channel_chart(name: str, quantity: str, values: np.ndarray, sessions: Sequence[str]) -> Html:
+def _mean_figure(result: DriftResult) -> Figure:
+    shifts = np.array([row.channels.mean_shift for row in result.sessions], dtype=np.float64).T  # None becomes NaN
+    caption = (
+        f"Shift of the mean of each channel from that in {result.reference}; empty is no shift or a flat channel. The"
+        " mean of threshold crossings is their rate."
+    )
+    scale = ColourScale("0", "1 SD or more")
+    return _channel_figure("Mean shifts", "Mean shift", np.minimum(np.abs(shifts), 1.0), result, caption, scale)
+
+
+def _channel_figure(
+    title: str, quantity: str, values: np.ndarray, result: DriftResult, caption: str, scale: ColourScale
+) -> Figure:
     """Channels by sessions; `values` (channels, sessions) from 0 to 1, NaN for flat channels."""
     n_channels, n_sessions = values.shape
-    column = min(max(900 / n_sessions, 22.0), 110.0)
-    height = float(min(max(2.4 * n_channels, 160.0), 520.0))
-    parts = [charts.heat_map(np.nan_to_num(values), name, charts.LEFT, charts.TOP, column * n_sessions, height, "heat")]
-    y = charts.Scale(0, n_channels, charts.TOP, charts.TOP + height)
-    parts += [charts.text(charts.LEFT - 8, y(tick) + 4, f"{tick:.0f}", anchor="end") for tick in y.ticks(6)]
-    places, names = _column_centres(column, n_sessions), short_session_names(sessions)
-    parts += charts.column_labels(places, charts.TOP + height, names, column < _NARROW)
-    width = charts.LEFT + column * n_sessions + 20
-    label = f"{quantity} of {counted(n_channels, 'channel')} over {counted(n_sessions, 'session')}."
-    bottom = charts.TOP + height + (80 if column < _NARROW else 36)
-    return charts.drawing(width, bottom, label, *parts, style=f"max-width:{width / 16:.1f}rem")
+    names = list(short_session_names([row.session for row in result.sessions]).values())
+    chart = plots.image_chart(
+        np.nan_to_num(values),
+        names,
+        title=title,
+        label=f"{quantity} of {counted(n_channels, 'channel')} over {counted(n_sessions, 'session')}.",
+        y_title="channel",
+        height=int(min(max(2.4 * n_channels, 160.0), 520.0)),
+    )
+    return make_figure(chart, caption=caption, scales=[scale], full=True)
 
 
 def _channel_row(row: SessionDrift) -> tuple[object, ...]:
@@ -238,6 +204,8 @@ def _channel_row(row: SessionDrift) -> tuple[object, ...]:
 
 
 def _channel_list(channels: Sequence[int], n: int = 6) -> str:
+    """How many channels, then which: `2 (channels 58, 61)`."""
     if not channels:
-        return MISSING
-    return ", ".join(map(str, channels[:n])) + (f" … ({len(channels)})" if len(channels) > n else "")
+        return "0"
+    shown = ", ".join(map(str, channels[:n])) + (", …" if len(channels) > n else "")
+    return f"{len(channels)} ({'channel' if len(channels) == 1 else 'channels'} {shown})"

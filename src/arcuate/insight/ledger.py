@@ -7,19 +7,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from arcuate.charts.formats import MISSING, finite_number
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
-from arcuate.insight.formats import MISSING, finite_number
 from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
     ALPHA,
     check_same_trials,
+    check_same_word_search,
     describe_difference,
     p_text,
     read_scores,
+    read_word_scores,
     selected_on_scored_trials,
     to_arm,
 )
@@ -134,12 +136,13 @@ class _Comparison:
     entry: RunEntry
     parent: Parent
     before: RunEntry
+    metric: str  # PER or WER
     found: Contrast
 
 
 def _summary(entries: Sequence[RunEntry]) -> str:
     """What helped and what did not, from the comparisons of finished runs with their parents."""
-    compared = [c for entry in entries if (c := _compare_with_parent(entry)) is not None]
+    compared = [c for entry in entries for c in _compare_with_parent(entry)]
     if not compared:
         return ""
     adjusted = holm([c.found.p for c in compared])
@@ -160,29 +163,50 @@ def _summary(entries: Sequence[RunEntry]) -> str:
     return "\n\n".join(parts)
 
 
-def _compare_with_parent(entry: RunEntry) -> _Comparison | None:
-    """The tested difference; None for repetitions, unfinished runs, and runs not scored on the same trials."""
+def _compare_with_parent(entry: RunEntry) -> list[_Comparison]:
+    """The tested differences of PER and WER; none for repetitions, unfinished runs, and runs scored on other trials."""
     parent = entry.parent
     if parent is None or parent.entry is None or entry.unfinished or parent.entry.unfinished:
-        return None
+        return []
     if differ_only_in_seed(parent.changes) or parent.kind == "base":  # an ablation has its own verdict
-        return None
-    common = _common_results(entry, parent.entry)
+        return []
+    found = []
+    for metric, test in (("PER", _test_phonemes), ("WER", _test_words)):
+        try:
+            contrast = test(entry, parent.entry)
+        except UserError:  # the section of the run gives the reason
+            continue
+        if contrast is not None:
+            found.append(_Comparison(entry, parent, parent.entry, metric, contrast))
+    return found
+
+
+def _test_phonemes(entry: RunEntry, before: RunEntry) -> Contrast | None:
+    """The tested difference of PER; None if the runs were not evaluated on a common split."""
+    common = _common_results(entry, before)
     if common is None:
         return None
-    try:
-        scores = [read_scores(e.run, *common) for e in (parent.entry, entry)]
-        check_same_trials(scores)
-    except UserError:
+    scores = [read_scores(e.run, *common) for e in (before, entry)]
+    check_same_trials(scores)
+    return difference(to_arm(scores[:1]), to_arm(scores[1:]))
+
+
+def _test_words(entry: RunEntry, before: RunEntry) -> Contrast | None:
+    """The tested difference of WER; None if the runs were not decoded to words on a common split."""
+    split = next((name for name in _SPLITS if name in entry.words and name in before.words), None)
+    if split is None:
         return None
-    return _Comparison(entry, parent, parent.entry, difference(to_arm(scores[:1]), to_arm(scores[1:])))
+    scores = [read_word_scores(e.run, split) for e in (before, entry)]
+    check_same_trials(scores)
+    check_same_word_search(scores)
+    return difference(to_arm(scores[:1]), to_arm(scores[1:]))
 
 
 def _comparison_text(c: _Comparison, p_adjusted: float, n_comparisons: int) -> str:
     settings = [change for change in c.parent.changes if change.path not in SEED_SETTINGS]
     changed = _short_changes(settings)
     together = f", {len(settings)} settings at once" if len(settings) > 1 else ""
-    points = f"{100 * c.found.estimate:+.1f} points of PER".replace("-", "−")
+    points = f"{100 * c.found.estimate:+.1f} points of {c.metric}".replace("-", "−")
     names = f"{escape_markdown(c.entry.name)} against {escape_markdown(c.before.name)}"
     return f"{changed}{together}: {points} ({p_text(p_adjusted)}; {names})"
 
@@ -356,20 +380,29 @@ def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
 
 
 def _difference_from(entry: RunEntry, before: RunEntry) -> str:
-    """The tested difference if both were evaluated on the same trials, else the one in the logs, untested."""
+    """The tested differences of PER and, if both were decoded to words, of WER."""
     unfinished = [f"{escape_markdown(e.name)} {e.unfinished}" for e in (before, entry) if e.unfinished]
     if unfinished:
         return f"Not compared with {escape_markdown(before.name)}: {' and '.join(unfinished)}"
-    common = _common_results(entry, before)
+    sentences = [_phoneme_difference(entry, before)]
+    try:
+        found = _test_words(entry, before)
+        if found is not None:
+            sentences.append(escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1, "WER")))
+    except UserError as error:
+        sentences.append(f"WER not compared: {escape_markdown(str(error).rstrip('.'))}")
+    return ". ".join(sentence.rstrip(".") for sentence in sentences)
+
+
+def _phoneme_difference(entry: RunEntry, before: RunEntry) -> str:
+    """The tested difference if both were evaluated on the same trials, else the one in the logs, untested."""
     reason = "both runs must be evaluated on the same split"
-    if common is not None:
-        try:
-            scores = [read_scores(e.run, *common) for e in (before, entry)]
-            check_same_trials(scores)
-            found = difference(to_arm(scores[:1]), to_arm(scores[1:]))
+    try:
+        found = _test_phonemes(entry, before)
+        if found is not None:
             return escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1))
-        except UserError as error:
-            reason = escape_markdown(str(error).rstrip("."))
+    except UserError as error:
+        reason = escape_markdown(str(error).rstrip("."))
     a, b, name = before.logged.best_per, entry.logged.best_per, escape_markdown(before.name)
     if a is None or b is None:
         return f"Not compared with {name}: {reason}"

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from arcuate.charts.formats import finite_int, finite_number
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
-from arcuate.insight.formats import finite_int, finite_number
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress
 from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason
@@ -24,7 +24,7 @@ _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influen
 _EXECUTION_SETTINGS = (
     *("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every", "optimizer.fused"),
     *("validate.batch_size", "validate.predictions", "validate.words", "validate.lexicon", "validate.lm"),
-    "validate.weights",
+    *("validate.weights", "validate.head"),
 )
 SEED_SETTINGS = ("train.seed", "data.seed")
 

@@ -10,7 +10,7 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast
 from arcuate.files import read_json, read_jsonl
-from arcuate.run import Run
+from arcuate.run import WORDS_LABEL, Run
 
 ALPHA = 0.05
 
@@ -58,6 +58,41 @@ def read_scores(run: Run, split: str, label: str | None = None) -> RunScores:
     if len(errors) < 2:
         raise UserError(f"{file} has {len(errors)} trials with a reference; a comparison needs at least two")
     return RunScores(run, split, summary, errors, lengths, sessions)
+
+
+def read_word_scores(run: Run, split: str) -> RunScores:
+    """Read results/<split>.words.jsonl, the latest decoding to words; trials without a reference are omitted."""
+    file = run.results_file(split, WORDS_LABEL)
+    summary = read_json(run.results_file(split, WORDS_LABEL, "json"))
+    counts: dict[str, tuple[int, int]] = {}
+    sessions: dict[str, str] = {}
+    for number, row in enumerate(read_jsonl(file), start=1):
+        name, errors, n_words = row.get("id"), row.get("errors"), row.get("n_words")
+        if n_words in (None, 0):
+            continue
+        if not isinstance(name, str) or type(errors) is not int or type(n_words) is not int or min(errors, n_words) < 0:
+            raise UserError(f"{file} line {number} lacks the trial or word counts; decode {run.path} again")
+        if name in counts:
+            raise UserError(f"{file} contains trial {name} twice; decode {run.path} again")
+        counts[name], sessions[name] = (errors, n_words), str(row.get("session") or "")
+    if len(counts) < 2:
+        raise UserError(f"{file} has {len(counts)} trials with a reference; a comparison needs at least two")
+    errors_by_trial = {name: errors for name, (errors, _) in counts.items()}
+    lengths = {name: n_words for name, (_, n_words) in counts.items()}
+    return RunScores(run, split, summary, errors_by_trial, lengths, sessions)
+
+
+def check_same_word_search(scores: Sequence[RunScores]) -> None:
+    """Raise if runs were decoded to words with different language models or lexicons."""
+    first = scores[0]
+    for other in scores[1:]:
+        for name in ("lm", "lexicon"):
+            values = [s.summary.get(name) for s in (first, other)]
+            if values[0] != values[1]:
+                raise UserError(
+                    f"{first.run.path} and {other.run.path} were decoded to words with different settings ({name}"
+                    f" {values[0]} and {values[1]}) and cannot be compared; decode both with the same"
+                )
 
 
 def _check_last(run: Run, summary: Mapping[str, Any], label: str | None, file: Path) -> None:
@@ -133,7 +168,7 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def describe_difference(b: str, a: str, c: Contrast, p_adjusted: float, n_comparisons: int) -> str:
+def describe_difference(b: str, a: str, c: Contrast, p_adjusted: float, n_comparisons: int, metric: str = "PER") -> str:
     """Whether B is better than A, in one or two sentences."""
     if c.estimate == 0 and c.low == c.high == 0:
         return f"{b} and {a} make the same number of errors in every trial."
@@ -144,10 +179,12 @@ def describe_difference(b: str, a: str, c: Contrast, p_adjusted: float, n_compar
     size = f"{abs(100 * c.estimate):.1f} percentage points"
     if p_adjusted < ALPHA:
         side = "better" if c.estimate < 0 else "worse"
-        return f"{b} is {side} than {a} by {size} of PER {detail}.{_caveat(c)}"
+        return f"{b} is {side} than {a} by {size} of {metric} {detail}.{_caveat(c)}"
     after = f" after correction for {n_comparisons} comparisons" if c.p < ALPHA else ""
     direction = "lower" if c.estimate < 0 else "higher"
-    return f"No significant difference between {b} and {a}{after}: PER is {direction} by {size} {detail}.{_caveat(c)}"
+    return (
+        f"No significant difference between {b} and {a}{after}: {metric} is {direction} by {size} {detail}.{_caveat(c)}"
+    )
 
 
 def _caveat(c: Contrast) -> str:

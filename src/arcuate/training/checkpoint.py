@@ -99,6 +99,7 @@ class SavedState(Settings):
     step: Count
     position: Count
     lr_scale: float = Field(ge=0.0)
+    eps: float | None = Field(None, gt=0.0)  # None: that of the recipe; checkpoints of earlier versions have none
     plateaus: tuple[PlateauState, PlateauState]
     best: Best
     validations: list[tuple[Count, float]]

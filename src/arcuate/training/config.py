@@ -121,7 +121,9 @@ class Train(Settings):
     validate_every: Steps = Field(500, description="Steps between validations.")
     checkpoint_every: Steps = Field(1000, description="Steps between checkpoints.")
     select_by: Literal["per", "wer"] = Field(
-        "per", description="Validation error rate that selects the best checkpoint; `wer` needs validate.words."
+        "per",
+        description="Validation error rate that selects the best checkpoint and controls plateau schedules and the"
+        " patience of stages; `wer` needs validate.words.",
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
@@ -141,6 +143,11 @@ class Validate(Settings):
     lm: str = Field("default", min_length=1, description="Language model of the word search (words).")
     weights: str | None = Field(
         None, min_length=1, description="Search settings of `arcuate tune`, a YAML file; null = the defaults (words)."
+    )
+    head: Literal["auto", "ctc", "both"] = Field(
+        "auto",
+        description="Heads of the word search; `auto` = both as soon as the transducer has been trained, else ctc"
+        " (words).",
     )
     predictions: int = Field(
         8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
@@ -248,6 +255,8 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
         )
     if config.train.select_by == "wer" and not config.validate_.words:
         yield "train.select_by=wer needs the WER of validations; set validate.words=true, or train.select_by=per"
+    if config.validate_.head == "both" and not config.transducer.enabled:
+        yield "validate.head=both needs a transducer; set transducer.enabled=true, or validate.head=ctc"
     if max(config.loss.intermediate.layers, default=0) >= (depth := config.encoder.depth):
         yield f"loss.intermediate.layers must name layers 1 to {depth - 1} of this encoder of depth {depth}"
     adaptive = config.guard.adaptive

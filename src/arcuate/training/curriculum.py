@@ -61,7 +61,9 @@ class Stage(Settings):
     patience: int | None = Field(
         None, ge=1, le=10_000, description="Validations without improvement that end the stage early; null = never."
     )
-    min_improvement: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
+    min_improvement: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of the error rate (train.select_by) that counts."
+    )
 
     @model_validator(mode="after")
     def _is_complete(self) -> "Stage":
@@ -150,14 +152,14 @@ class StageProgress:
 
     index: Count = 0
     began: Count = 0  # number of steps completed when this stage started
-    best: float | None = None  # lowest PER in this stage
+    best: float | None = None  # lowest error rate (train.select_by) in this stage
     n_bad: Count = 0  # validations since then
 
-    def after_validation(self, stage: Stage, per: float | None) -> "StageProgress":
-        if per is None:
+    def after_validation(self, stage: Stage, rate: float | None) -> "StageProgress":
+        if rate is None:
             return self
-        if self.best is None or per < self.best * (1 - stage.min_improvement):
-            return replace(self, best=per, n_bad=0)
+        if self.best is None or rate < self.best * (1 - stage.min_improvement):
+            return replace(self, best=rate, n_bad=0)
         return replace(self, n_bad=self.n_bad + 1)
 
     def is_out_of_patience(self, stage: Stage) -> bool:
@@ -191,6 +193,11 @@ def describe_stages(stages: Sequence[Stage]) -> str:
 def stage_at(stages: Sequence[Stage], index: int) -> Stage | None:
     """Return the stage with this index, the last one after the end; None without stages."""
     return stages[min(index, len(stages) - 1)] if stages else None
+
+
+def transducer_was_trained(loss: LossSettings, stages: Sequence[Stage], n_started: int) -> bool:
+    """Return whether the transducer loss had a weight in one of the stages so far, or in a run without stages."""
+    return any(stage.losses.rnnt > 0 for stage in stages[:n_started]) if stages else loss.rnnt.weight > 0
 
 
 def stage_loss(loss: LossSettings, stage: Stage | None) -> LossSettings:

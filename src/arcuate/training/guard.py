@@ -5,7 +5,7 @@ On a healthy run every verdict is `keep`, and training is bit-identical with and
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -51,6 +51,8 @@ _SMALL_UPDATE, _LARGE_UPDATE = (
 )  # limits on norm of the update / norm of the weights in a run at chance level
 _EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
 _HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
+_LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # on the learning rate; unchanged, because the data may have been the cause
+_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # eps of Adam that hardly any gradient is below, and the lowest one set
 
 # Names of the state in checkpoints of earlier versions, and their names now.
 _RENAMED_STATE = {
@@ -162,6 +164,15 @@ class Guard:
         """Whether the last steps were high or not finite, but too few of them for a verdict."""
         return max(self.n_high, self.n_skipped) > 1
 
+    def lower_eps(self, eps: float, gradient: float) -> float | None:
+        """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.
+
+        A higher learning rate would only give momentum SGD: with gradients far below eps Adam no longer scales them.
+        """
+        if not self.updates_are_small or not 0 < gradient < eps:
+            return None
+        return max(min(_SAFE_EPS, gradient / 100), _LOWEST_EPS)
+
     def after_rewind(
         self,
         to_start: bool = False,
@@ -169,16 +180,17 @@ class Guard:
         n_left: int | None = None,
         lr_step: int | None = None,
         is_far: bool = False,
+        eps_lowered: bool = False,
     ) -> float:
         """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
 
         The statistics stay, unless the run starts again from its first checkpoint (`to_start`) or from one at which the
         loss was still much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from
         the checkpoint to the end of the run (None: no search), `lr_step` the step since then with the highest learning
-        rate.
+        rate. With `eps_lowered` updates are no longer small, and the learning rate was chosen for another eps.
         """
-        factors = self._trial_factors(to_start)
-        small = to_start and self.updates_are_small
+        small = to_start and self.updates_are_small and not eps_lowered
+        factors = _LOWER_FACTORS if eps_lowered else self._trial_factors(to_start)
         self.n_rewinds += 1
         self.dropped_to = None
         if to_start or is_far:
@@ -194,18 +206,20 @@ class Guard:
         if self.settings.search.enabled and n_steps >= MIN_STEPS:
             scales = [lr_scale * factor for factor in factors]
             early = (to_start or is_far) and not small
-            return self.search.start(scales, n_steps, early, None if small else lr_step)
+            return self.search.start(scales, n_steps, early, None if small else lr_step, n_left or 0)
+        if eps_lowered:
+            return lr_scale
         factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
         return lr_scale / factor if small else lr_scale * factor
 
-    def _trial_factors(self, to_start: bool) -> list[float]:
+    def _trial_factors(self, to_start: bool) -> Sequence[float]:
         """Return the factors on the learning rate to try: lower ones, or in a stuck run those that its updates suggest.
 
         With a large eps, updates are proportional to the learning rate, so their size tells how far it is off.
         """
         ratio = self.update_ratio
         if not to_start or ratio is None or ratio > _LARGE_UPDATE:
-            return [1.0, 0.3, 0.1, 0.03]  # unchanged, because the data may have been the cause
+            return _LOWER_FACTORS
         if not self.updates_are_small:
             return [0.1, 0.3, 1.0, 3.0, 10.0]
         return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= _HIGHEST_UPDATE]
@@ -231,7 +245,7 @@ class Guard:
         """Judge a step of a learning-rate search; only the search decides until it is over."""
         if not self.search.observe(None if metrics is None else _log(metrics.loss)):
             return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a trial")
-        scale = self.search.next_scale
+        scale = self.search.next_scale or self.search.refine()
         if scale is not None:
             return Verdict("rewind", "search", f"next trial: learning rate × {scale:.3g}", lr_scale=scale)
         scale, trials = self.search.choose()

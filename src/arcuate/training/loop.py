@@ -25,7 +25,7 @@ from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newe
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
-from arcuate.training.optim import set_learning_rates
+from arcuate.training.optim import set_eps, set_learning_rates, typical_gradient
 from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import (
@@ -123,6 +123,8 @@ def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
     """Set and return the learning rates of the next update; the schedule spans the run, or the stage it restarts in."""
+    if state.eps is not None:
+        set_eps(state.optimizer, state.eps)
     step = state.step if state.guard.search.lr_step is None else state.guard.search.lr_step
     step, n_steps, factor = _schedule_position(state, step)
     return set_learning_rates(state.optimizer, state.recipe, step, state.lr_scale * factor, state.plateaus, n_steps)
@@ -188,7 +190,7 @@ class _Loop:
             with state.averages.applied(state.model):
                 validation = validate(state.model)
             row = {"step": state.step, **validation.row}
-            row["per_moving_average_200_steps"] = state.record_validation(row["per"])
+            row["per_moving_average_200_steps"] = state.record_validation(row["per"], row.get("wer"))
             if self.distributed.is_main:
                 append_jsonl(state.run.predictions_file, *({"step": state.step, **p} for p in validation.predictions))
             self._write_row(row)
@@ -278,6 +280,9 @@ class _Loop:
         elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
             targets = targets[:-1]  # returning to this one did not help: go further back
         state.rewind_targets, failed_at = targets, state.step
+        eps = None
+        if to_start and (gradient := typical_gradient(state.optimizer)) is not None:
+            eps = state.guard.lower_eps(state.eps or state.recipe.optimizer.eps, gradient)
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)
         if self.distributed.is_main:
@@ -290,11 +295,15 @@ class _Loop:
         else:
             lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
             is_far = verdict.kind == "rise" or target.step == state.progress.began
-            state.lr_scale = state.guard.after_rewind(to_start, state.lr_scale, state.n_left, lr_step, is_far)
+            state.eps = eps or state.eps
+            state.lr_scale = state.guard.after_rewind(
+                to_start, state.lr_scale, state.n_left, lr_step, is_far, eps is not None
+            )
         state.interval = IntervalMetrics()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
-        return {"rewound_to": target.step, "lr_scale": state.lr_scale, "rows": rows}
+        changed = {"lr_scale": state.lr_scale} | ({} if state.eps is None else {"eps": state.eps})
+        return {"rewound_to": target.step, **changed, "rows": rows}
 
     def _check_finite(self, row: dict[str, Any]) -> None:
         """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""

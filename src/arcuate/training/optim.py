@@ -1,5 +1,6 @@
 """The optimizer (parameter groups, learning rates, trainable components, saved state) and averages of the weights."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,6 +70,27 @@ def set_learning_rates(
         lr = scale * learning_rate(schedule, step, n_steps or recipe.train.steps, plateau)
         group["lr"] = learning_rates[group["name"]] = lr
     return learning_rates
+
+
+def set_eps(optimizer: torch.optim.Optimizer, eps: float) -> None:
+    """Set the eps of Adam for the following updates."""
+    for group in optimizer.param_groups:
+        group["eps"] = eps
+
+
+def typical_gradient(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the median over the weights of Adam's root mean square gradient; None for SGD and before the first step.
+
+    Session layers are left out, because those without recent trials have no gradient.
+    """
+    squares = [
+        state["exp_avg_sq"].flatten() / (1 - group["betas"][1] ** float(state["step"]))
+        for group in optimizer.param_groups
+        if group["name"] != "session" and "betas" in group
+        for parameter in group["params"]
+        if (state := optimizer.state.get(parameter)) and "exp_avg_sq" in state and state["step"] > 0
+    ]
+    return math.sqrt(float(torch.cat(squares).median())) if squares else None
 
 
 def fill_absent_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -207,12 +207,12 @@ def learning_rate(schedule: AnySchedule, step: int, n_steps: int, plateau: Plate
             return max(schedule.min_lr, schedule.peak_lr * schedule.factor**n_reductions)
 
 
-def update_plateau(schedule: AnySchedule, state: PlateauState, per: float | None) -> PlateauState:
+def update_plateau(schedule: AnySchedule, state: PlateauState, rate: float | None) -> PlateauState:
     """Return the plateau state after one more validation; other schedules leave it unchanged."""
-    if not isinstance(schedule, Plateau) or per is None:
+    if not isinstance(schedule, Plateau) or rate is None:
         return state
-    if state.best is None or per < state.best * (1 - schedule.threshold):
-        return replace(state, best=per, n_bad=0, n_cooling=max(0, state.n_cooling - 1))
+    if state.best is None or rate < state.best * (1 - schedule.threshold):
+        return replace(state, best=rate, n_bad=0, n_cooling=max(0, state.n_cooling - 1))
     if state.n_cooling:
         return replace(state, n_bad=0, n_cooling=state.n_cooling - 1)
     if state.n_bad + 1 <= schedule.patience:

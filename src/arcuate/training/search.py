@@ -19,6 +19,7 @@ _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a trial
 _MAX_NONFINITE = 3  # steps of a trial
+_FINAL_LENGTH = 3  # length of the final trials / length of the first ones
 
 
 class SearchSettings(Settings):
@@ -44,12 +45,16 @@ class LrSearch:
         self.n_nonfinite = 0  # of the current trial
         self.lr_step: int | None = None  # step whose scheduled learning rate the trials have; None = their own
         self.is_early = False  # the trials start where the loss still falls steeply
+        self.n_left = 0  # steps left in the run at the checkpoint
+        self.is_final = False  # the longer trials of the best scale and the next lower one
 
     @property
     def is_active(self) -> bool:
         return bool(self.scales)
 
-    def start(self, scales: Sequence[float], n_steps: int, is_early: bool, lr_step: int | None = None) -> float:
+    def start(
+        self, scales: Sequence[float], n_steps: int, is_early: bool, lr_step: int | None = None, n_left: int = 0
+    ) -> float:
         """Start the first trial and return its scale.
 
         With `lr_step` the trials have the learning rate of that step, at which the run failed: the rate at the
@@ -57,13 +62,31 @@ class LrSearch:
         """
         self.reset()
         self.scales, self.n_steps, self.is_early, self.lr_step = list(scales), n_steps, is_early, lr_step
+        self.n_left = n_left
         return self.scales[0]
+
+    def refine(self) -> float | None:
+        """After early trials, start longer ones of the best scale and the next lower one; None if there are none.
+
+        Early trials favour learning rates that are too high for a whole run, because the loss falls fastest just below
+        the rate at which it diverges. The learning-rate range test (Smith 2017) therefore takes a rate below the best
+        one; longer trials decide between the two.
+        """
+        if self.is_final or not self.is_early:
+            return None
+        best = self._best()
+        lower = max((scale for scale in self.scales if scale < best), default=best)
+        n_steps = min(_FINAL_LENGTH * self.n_steps, self.n_left - 1)
+        if lower == best or n_steps < 2 * self.n_steps:
+            return None
+        self.scales, self.scores, self.n_steps, self.is_final = [lower, best], [], n_steps, True
+        return lower
 
     def reset(self) -> None:
         """Forget all trials."""
         self.scales, self.scores, self.losses = [], [], []
-        self.n_steps = self.n_nonfinite = 0
-        self.lr_step = None
+        self.n_steps = self.n_nonfinite = self.n_left = 0
+        self.lr_step, self.is_final = None, False
 
     def observe(self, log_loss: float | None) -> bool:
         """Add a step of the current trial (None: not finite); return whether the trial is over."""
@@ -77,7 +100,8 @@ class LrSearch:
         failed = self.n_nonfinite >= _MAX_NONFINITE or exploded
         if n < self.n_steps and not failed:
             return False
-        self.scores.append(_FAILED if failed else median(self.losses[len(self.losses) // 2 :]))
+        last = self.losses[-len(self.losses) // (4 if self.is_final else 2) :]
+        self.scores.append(_FAILED if failed else median(last))
         self.losses, self.n_nonfinite = [], 0
         return True
 
@@ -87,21 +111,21 @@ class LrSearch:
         return self.scales[len(self.scores)] if len(self.scores) < len(self.scales) else None
 
     def choose(self) -> tuple[float, str]:
-        """Return the chosen scale and a description of all trials.
-
-        Early trials favour learning rates that are too high for a whole run, because the loss falls fastest just below
-        the rate at which it diverges. As in the learning-rate range test (Smith 2017), the choice is then below the
-        best one: the next lower scale that was tried.
-        """
-        limit = min(self.scores) + _TIE
-        chosen = max(scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit)
-        if self.is_early:
+        """Return the chosen scale and a description of the last trials."""
+        chosen = self._best()
+        if self.is_early and not self.is_final:  # too few steps for longer trials
             chosen = max((scale for scale in self.scales if scale < chosen), default=chosen)
         trials = ", ".join(
             f"{scale:.3g}: {'failed' if score == _FAILED else format(math.exp(score), '.3g')}"
             for scale, score in sorted(zip(self.scales, self.scores, strict=True))
         )
         return chosen, trials
+
+    def _best(self) -> float:
+        """Return the scale with the lowest score; of equal ones the highest, or the lowest in the final trials."""
+        limit = min(self.scores) + _TIE
+        tied = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit]
+        return min(tied) if self.is_final else max(tied)
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -19,7 +19,7 @@ from arcuate.progress import peak_memory_bytes
 from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
-from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss
+from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
@@ -58,6 +58,7 @@ class TrainingState:
         self.step = 0
         self.position = 0
         self.lr_scale = 1.0  # product of the guard's reductions
+        self.eps: float | None = None  # of Adam, if the guard lowered it
         self.plateaus = (PlateauState(), PlateauState())  # of `schedule` and `session_schedule`
         self.best = Best()  # of the current stage
         self.stage_bests: dict[str, Best] = {}  # of completed stages, by name
@@ -77,6 +78,15 @@ class TrainingState:
     def loss(self) -> LossSettings:
         """Loss settings with the weights of the current stage."""
         return stage_loss(self.recipe.loss, self.stage)
+
+    @property
+    def decodes_words_by_both_heads(self) -> bool:
+        """Whether validations decode words with the transducer too: by default as soon as it has been trained."""
+        recipe, head = self.recipe, self.recipe.validate_.head
+        if head != "auto":
+            return head == "both"
+        trained = transducer_was_trained(recipe.loss, recipe.stages, self.progress.index + 1)
+        return recipe.transducer.enabled and trained
 
     @property
     def precision(self) -> str:
@@ -108,16 +118,21 @@ class TrainingState:
     def stage_is_over(self) -> bool:
         return self.stage is not None and self.progress.is_over(self.stage, self.step)
 
-    def record_validation(self, per: float | None) -> float | None:
-        """Update schedules, stage and precision after a validation; return the moving average of PER."""
+    def record_validation(self, per: float | None, wer: float | None = None) -> float | None:
+        """Update schedules, stage and precision after a validation; return the moving average of PER.
+
+        Plateaus and patience follow the error rate that selects the checkpoint, so that a run is not slowed down or
+        ended while the rate it is selected by still falls.
+        """
         recipe = self.recipe
+        rate = wer if recipe.train.select_by == "wer" else per
         session_schedule = recipe.session_schedule or recipe.schedule
         self.plateaus = (
-            update_plateau(recipe.schedule, self.plateaus[0], per),
-            update_plateau(session_schedule, self.plateaus[1], per),
+            update_plateau(recipe.schedule, self.plateaus[0], rate),
+            update_plateau(session_schedule, self.plateaus[1], rate),
         )
         if self.stage is not None:
-            self.progress = self.progress.after_validation(self.stage, per)
+            self.progress = self.progress.after_validation(self.stage, rate)
         if per is None:
             return None
         below = recipe.train.precision.below_per
@@ -205,6 +220,7 @@ class TrainingState:
         return {
             "position": self.position,
             "lr_scale": self.lr_scale,
+            "eps": self.eps,
             "plateaus": [asdict(p) for p in self.plateaus],
             "best": asdict(self.best),
             "validations": self.validations,
@@ -229,7 +245,8 @@ class TrainingState:
         with explain_mismatch(checkpoint):
             check_same_structure(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
         self.guard.restore(saved.guard)
-        self.position, self.lr_scale, self.plateaus = saved.position, saved.lr_scale, saved.plateaus
+        self.position, self.lr_scale, self.eps = saved.position, saved.lr_scale, saved.eps
+        self.plateaus = saved.plateaus
         self.best, self.validations, self.interval = saved.best, saved.validations, saved.interval
         self.rewind_targets, self.rewound_to = saved.rewind_targets, saved.rewound_to
         self.mixed_precision_on = saved.mixed_precision_on

@@ -67,7 +67,8 @@ def find_source(path: Path) -> Source:
     if layout == "b2t25":
         corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
     modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
-    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), tuple(skipped))
+    simulated = _find_beside(root, path, TRUTH_FILE) is not None
+    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), tuple(skipped), simulated)
 
 
 def summarise_file(source: Source, file: SourceFile) -> FileSummary:
@@ -192,6 +193,12 @@ def _unrecognised(identity: str, detail: str) -> ReadResult:
 # --- tables beside the recordings ---------------------------------------------------------------------------
 
 
+def _find_beside(root: Path, given: Path, name: str) -> Path | None:
+    """A file in the folder of the recordings, in the folder given by the user, or up to two folders above."""
+    folders = dict.fromkeys((root, given, root.parent, root.parent.parent))
+    return next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
+
+
 def _read_beside(
     root: Path,
     given: Path,
@@ -200,12 +207,8 @@ def _read_beside(
     notes: list[str],
     skipped: list[ReadResult],
 ) -> dict[Any, str]:
-    """Contents of a table, if there is one; what cannot be used is added to the lists.
-
-    It may be in the folder of the recordings, in the folder given by the user, or up to two folders above.
-    """
-    folders = dict.fromkeys((root, given, root.parent, root.parent.parent))
-    table = next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
+    """Contents of a table, if there is one; what cannot be used is added to the lists."""
+    table = _find_beside(root, given, name)
     if table is None:
         return {}
     try:

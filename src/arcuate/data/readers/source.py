@@ -79,6 +79,7 @@ class Source:
     modes: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
+    simulated: bool = False  # written by `arcuate simulate`
 
     @property
     def sessions(self) -> tuple[str, ...]:

@@ -35,7 +35,16 @@ from arcuate.data.simulation.layouts import (
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
 from arcuate.data.text import pronounce
-from arcuate.data.trial import BIN_SECONDS, LAYOUTS, SPLITS, Layout, Split, days_between, session_date
+from arcuate.data.trial import (
+    BIN_SECONDS,
+    LAYOUTS,
+    SIMULATED_PARTICIPANTS,
+    SPLITS,
+    Layout,
+    Split,
+    days_between,
+    session_date,
+)
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, explain_write_error, fields_to_dict
 from arcuate.progress import Progress
@@ -46,7 +55,6 @@ _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 _STAGING = ".simulating"
 _TRUTH_FIELDS = ("session", "split", "number", "block", "mode", "corpus", "text")
 _FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28)}
-_PARTICIPANT = {"b2t25": "t15", "b2t24": "t12"}
 _DAYS_FROM_IMPLANT = 25  # days from implantation to the first session
 _BLOCK_TRIALS = 50
 _CORPUS_PROBABILITIES = (0.7, 0.24, 0.06)
@@ -142,7 +150,7 @@ def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[in
         gap = np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)
         dates.append(dates[-1] + timedelta(days=int(gap)))
     dates += [dates[-1] + timedelta(days=gap) for gap in later]
-    return [f"{_PARTICIPANT[layout]}.{recorded:%Y.%m.%d}" for recorded in dates]
+    return [f"{SIMULATED_PARTICIPANTS[layout]}.{recorded:%Y.%m.%d}" for recorded in dates]
 
 
 # --- checks -------------------------------------------------------------------------------------------------

@@ -476,8 +476,13 @@ def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     of PER (docs/log.md), so it is not advised for short runs.
     """
     causes = []
-    peak = _peak_learning_rate(m)
-    if m.log.lr_scale < 1 and m.log.n_rewinds and peak is not None:
+    peak, scale = _peak_learning_rate(m), m.log.lr_scale
+    if m.log.guard_eps is not None and peak is not None:
+        because = f"the guard rewound the run, lowered eps to {m.log.guard_eps:.2g} and multiplied the learning rate by"
+        settings = {"optimizer.eps": m.log.guard_eps, **(_with_lr(m, peak * scale) if scale != 1 else {})}
+        cause = "eps was too large for the gradients until the guard lowered it"
+        causes.append(make_cause("eps", cause, f"{because} {scale:.2g}", settings, score=_FIRST))
+    elif m.log.lr_scale < 1 and m.log.n_rewinds and peak is not None:
         because = f"the guard rewound {m.log.n_rewinds} times and reduced it by a factor of {m.log.lr_scale:.2g}"
         cause = "the learning rate was too high until the guard reduced it"
         causes.append(make_cause("learning_rate", cause, because, _with_lr(m, peak * m.log.lr_scale), score=_FIRST))

@@ -70,6 +70,16 @@ class Diagnosis:
         """The changes of settings that this diagnosis suggests, with a reason for each."""
         return make_remedy(self)
 
+    def plot(self) -> Any:
+        """The error rate over its reference band as an Altair chart."""
+        from arcuate.charts.plots import for_notebook
+        from arcuate.insight.doctor.page import diagnosis_chart  # which imports this module
+
+        chart = diagnosis_chart(self.runs[0] if self.runs else self)
+        if chart is None:
+            raise UserError(f"{self.name} has no error rates to plot; validation rows of the log have none")
+        return for_notebook(chart)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
         plain = fields_to_dict(self, "log", "runs")

@@ -437,6 +437,7 @@ def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], outpu
         grad_norm_max=output.to_series(output.grad_norm_max, log.train_loss.unit),
         n_trials_seen=output.n_trials or None,
         lr_scale=_last_scale(incidents),
+        guard_eps=_last_eps(incidents),
         n_rewinds=sum(row.get("action") == "rewind" for row in incidents),
     )
 
@@ -445,6 +446,12 @@ def _last_scale(incidents: Sequence[dict[str, Any]]) -> float:
     """The factor on the learning rate after the last incident that states one."""
     scales = [row["lr_scale"] for row in incidents if isinstance(row.get("lr_scale"), float)]
     return scales[-1] if scales and scales[-1] > 0 else 1.0
+
+
+def _last_eps(incidents: Sequence[dict[str, Any]]) -> float | None:
+    """The eps that the guard set last."""
+    values = [row["eps"] for row in incidents if isinstance(row.get("eps"), float)]
+    return values[-1] if values and 0 < values[-1] < 1 else None
 
 
 def _coupling_warnings(recipe: Recipe) -> list[str]:

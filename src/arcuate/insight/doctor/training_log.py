@@ -84,6 +84,7 @@ class TrainingLog:
     n_trials_seen: int | None = None  # trials in all batches so far
     n_train: int | None = None  # training trials of the store
     lr_scale: float = 1.0  # product of the reductions of the learning rate by the guard
+    guard_eps: float | None = None  # eps of Adam after the guard lowered it
     n_rewinds: int = 0
     coupling_warnings: tuple[str, ...] = ()  # learning rate, eps and loss reduction that do not match
     is_arcuate: bool = False  # no published reference applies unless the data are the published ones

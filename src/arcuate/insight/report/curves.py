@@ -1,131 +1,116 @@
 """Curves of one run: loss, error rate, learning rate and gradient norm over steps, and the calibration curve."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arcuate.charts import plots
+from arcuate.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
+from arcuate.charts.plots import Line, ValueAxis
+from arcuate.charts.series import Curve, curve_of
 from arcuate.files import read_json
-from arcuate.insight import charts
-from arcuate.insight.formats import (
-    MISSING,
-    count,
-    finite_int,
-    finite_number,
-    percent,
-    split_name,
-    tick_label,
-    whole_percent,
-)
-from arcuate.insight.pages import Html, figure, join, legend, muted, table, tag
+from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
 from arcuate.progress import counted
 from arcuate.run import Run
 
-_VALIDATION_STYLES = ("validation", "second", "third")
-_NamedCurve = tuple[str, str, charts.Curve]  # line style, entry of the legend, curve
+_VALIDATION_COLOURS = ("blue", "orange", "purple")
 
 
-def learning_curves(data: RunData) -> Html:
+def learning_curves(data: RunData) -> list[Figure]:
     """The charts for which the log has values."""
     figures = (
-        *(_loss_chart(data), _error_chart(data), _word_error_chart(data)),
-        *(_learning_rate_chart(data), _gradient_chart(data)),
+        *(_loss_figure(data), _error_figure(data), _word_error_figure(data)),
+        *(_learning_rate_figure(data), _gradient_figure(data)),
     )
-    return charts.pair(*figures) or muted("The log of this run is still empty.")
+    return [figure for figure in figures if figure]
 
 
-def _loss_chart(data: RunData) -> Html | None:
-    train = charts.curve_of(data.training, "loss")
-    curves = [("train", "training", train), *_validation_curves(data, "loss")]
-    if not (values := _values(curves)):
+def _loss_figure(data: RunData) -> Figure | None:
+    train = curve_of(data.training, "loss")
+    lines = [Line("training", "train", train), *_validation_lines(data, "loss")]
+    if not (values := _values(lines)):
         return None
     last = train.median[-1] if train.median else None
     label = "CTC loss over steps" + (f"; final training loss {last:.3g}" if last is not None else "")
-    return _chart(data, "Loss", label, curves, charts.loss_scale(values))
+    return _figure(data, "Loss", label, lines, plots.loss_axis(values))
 
 
-def _error_chart(data: RunData) -> Html | None:
-    curves = _validation_curves(data, "per")
-    values = _values(curves)
-    if not values or data.best is None:
+def _error_figure(data: RunData) -> Figure | None:
+    lines = _validation_lines(data, "per")
+    if not _values(lines) or data.best is None:
         return None
-    y = charts.linear_scale(values, 0.0)
     split, step, rate = data.best
     label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
-    best = charts.draw_best(_steps(data), y, step, rate)
-    entry = ("best", f"best, step {count(step)}")
-    return _chart(data, "Phoneme error rate", label, curves, y, best, [entry], whole_percent)
+    y = ValueAxis(percent=True)
+    entry = LegendEntry(f"best, step {count(step)}", "blue", "ring")
+    return _figure(data, "Phoneme error rate", label, lines, y, plots.best_mark(step, rate, y, _last(data)), [entry])
 
 
-def _word_error_chart(data: RunData) -> Html | None:
-    curves = _validation_curves(data, "wer")
-    values = _values(curves)
-    if not values:
+def _word_error_figure(data: RunData) -> Figure | None:
+    lines = _validation_lines(data, "wer")
+    if not (values := _values(lines)):
         return None
     label = f"Word error rate over steps; lowest {percent(min(values))}"
-    y = charts.linear_scale(values, 0.0)
-    return _chart(data, "Word error rate", label, curves, y, tick=whole_percent)
+    return _figure(data, "Word error rate", label, lines, ValueAxis(percent=True))
 
 
-def _learning_rate_chart(data: RunData) -> Html | None:
-    lr, session_lr = charts.curve_of(data.training, "lr"), charts.curve_of(data.training, "lr_session")
+def _learning_rate_figure(data: RunData) -> Figure | None:
+    lr, session_lr = curve_of(data.training, "lr"), curve_of(data.training, "lr_session")
     if session_lr.median == lr.median:
-        curves = [("validation", "all weights, including session layers", lr)]
+        lines = [Line("all weights, including session layers", "blue", lr)]
     else:
-        curves = [("validation", "all weights", lr), ("second", "session layers", session_lr)]
-    if not (values := _values(curves)):
+        lines = [Line("all weights", "blue", lr), Line("session layers", "orange", session_lr)]
+    if not (values := _values(lines)):
         return None
-    label = f"Learning rate over steps; maximum {max(values):.3g}"
-    return _chart(data, "Learning rate", label, curves, charts.linear_scale(values, 0.0))
+    return _figure(data, "Learning rate", f"Learning rate over steps; maximum {max(values):.3g}", lines, ValueAxis())
 
 
-def _gradient_chart(data: RunData) -> Html | None:
-    norms = charts.curve_of(data.training, "grad_norm", "grad_norm_max")
-    positive = [v for v in norms.values if v > charts.SMALLEST]
+def _gradient_figure(data: RunData) -> Figure | None:
+    norms = curve_of(data.training, "grad_norm", "grad_norm_max")
+    positive = [v for v in norms.values if v > plots.SMALLEST]
     if not positive:
         return None
     limit = finite_number(data.setting("train.clip_norm")) or 0.0
-    clipped = limit > charts.SMALLEST
-    y = charts.log_scale([*positive, *([limit] if clipped else [])])
-    curves = [("train", "before clipping" if clipped else "not clipped", norms)]
-    marks, entries = [], [("train area", "maximum")]
-    if clipped:
-        marks.append(charts.line(charts.LEFT, y(limit), charts.RIGHT, y(limit), "line limit"))
-        entries.append(("limit", f"clipped to {limit:g}"))
+    clipped = limit > plots.SMALLEST
+    y = ValueAxis(log=True, domain=plots.log_domain([*positive, *([limit] if clipped else [])]))
+    lines = [Line("before clipping" if clipped else "not clipped", "train", norms)]
+    entries = [LegendEntry("maximum", "train", "band")]
+    entries += [LegendEntry(f"clipped to {limit:g}", "ink", "limit")] if clipped else []
+    layers = [plots.limit_rule(limit, y, f"clipped to {limit:g}")] if clipped else []
     label = f"Gradient norm over steps, logarithmic; between {min(positive):.3g} and {max(positive):.3g}"
-    return _chart(data, "Gradient norm", label, curves, y, marks, entries)
+    return _figure(data, "Gradient norm", label, lines, y, layers, entries)
 
 
-def _steps(data: RunData) -> charts.Scale:
-    return charts.steps_scale(data.last_step or 1)
+def _last(data: RunData) -> float:
+    return float(data.last_step or 1)
 
 
-def _validation_curves(data: RunData, quantity: str) -> list[_NamedCurve]:
-    splits = zip(_VALIDATION_STYLES, data.validation.items(), strict=False)
-    return [(style, split_name(split), charts.curve_of(rows, quantity)) for style, (split, rows) in splits]
+def _validation_lines(data: RunData, quantity: str) -> list[Line]:
+    splits = zip(_VALIDATION_COLOURS, data.validation.items(), strict=False)
+    return [Line(split_name(split), colour, curve_of(rows, quantity)) for colour, (split, rows) in splits]
 
 
-def _values(curves: Sequence[_NamedCurve]) -> list[float]:
-    return [v for _, _, curve in curves for v in curve.values]
+def _values(lines: Sequence[Line]) -> list[float]:
+    return [v for line in lines for v in line.curve.values]
 
 
-def _chart(
+def _figure(
     data: RunData,
     title: str,
     label: str,
-    curves: Sequence[_NamedCurve],
-    y: charts.Scale,
-    marks: Sequence[Html] = (),
-    entries: Sequence[tuple[str, str]] = (),
-    tick: Callable[[float], str] = tick_label,
-) -> Html:
-    """The curves that have values with their legend; `marks` and `entries` are added after them."""
-    shown, x = [entry for entry in curves if entry[2].values], _steps(data)
-    lines = [charts.draw_curve(curve, x, y, style) for style, _, curve in shown]
-    n_missing = sum(curve.n_missing for _, _, curve in curves)
+    lines: Sequence[Line],
+    y: ValueAxis,
+    layers: Sequence[Any] = (),
+    entries: Sequence[LegendEntry] = (),
+) -> Figure:
+    """The lines that have values with their legend; `layers` and `entries` are added after them."""
+    shown = [line for line in lines if line.curve.values]
+    n_missing = sum(line.curve.n_missing for line in lines)
     caption = f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
-    key = legend(*((style, name) for style, name, _ in shown), *entries)
-    return charts.steps_chart(title, label, x, y, [*lines, *marks], key, caption, tick)
+    chart = plots.line_chart(shown, y, title=title, label=label, last=_last(data), layers=layers)
+    legend = [LegendEntry(line.name, line.colour, "line", line.name) for line in shown]
+    return make_figure(chart, caption=caption, legend=[*legend, *entries])
 
 
 # Calibration curve: error rate against the number of calibration sentences.
@@ -159,7 +144,17 @@ def calibration_points(calibration: Mapping[str, Any]) -> list[CalibrationPoint]
     return sorted(points, key=lambda p: p.sentences)
 
 
-def calibration_section(calibration: Mapping[str, Any]) -> Html:
+@dataclass(frozen=True)
+class CalibrationSection:
+    """What the report shows of a calibration."""
+
+    lead: str
+    figure: Figure | None = None
+    head: tuple[str, ...] = ("sentences", "error rate", "95 % interval")
+    rows: tuple[tuple[object, ...], ...] = ()
+
+
+def calibration_section(calibration: Mapping[str, Any]) -> CalibrationSection:
     points = calibration_points(calibration)
     initial = calibration.get("initialised_from", calibration.get("began_as", MISSING))
     lead = (
@@ -168,34 +163,28 @@ def calibration_section(calibration: Mapping[str, Any]) -> Html:
         f" from {initial}."
     )
     if not points:
-        return join(tag("p", lead), muted("No labelled sentences were left for an evaluation."))
+        return CalibrationSection(lead)
     n_trials = counted(points[-1].n_trials, "sentence")
     caption = f"Measured on the {n_trials} after the calibration block; the band is the 95 % interval."
-    rows = [
+    rows = tuple(
         (p.sentences, percent(p.per), MISSING if p.low is None else f"{percent(p.low)} – {percent(p.high)}")
         for p in points
-    ]
-    return join(
-        tag("p", lead),
-        tag(
-            "div",
-            figure("Error rate on the rest of the session", _curve(points), caption),
-            tag("div", table(("sentences", "error rate", "95 % interval"), rows, "numbers")),
-            class_="pair",
-        ),
     )
+    return CalibrationSection(lead, make_figure(calibration_chart(points), caption=caption), rows=rows)
 
 
-def _curve(points: list[CalibrationPoint]) -> Html:
-    x = charts.steps_scale(points[-1].sentences)
-    y = charts.linear_scale([v for p in points for v in (p.per, p.high) if v is not None], 0.0)
-    spread = [(x(p.sentences), p.low, p.high) for p in points if p.low is not None and p.high is not None]
-    upper, lower = [(at, y(high)) for at, _, high in spread], [(at, y(low)) for at, low, _ in spread]
+def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:
+    """Error rate against the number of calibration sentences, with its interval."""
     first, last = points[0], points[-1]
     label = f"From {percent(first.per)} with {first.sentences} sentences to {percent(last.per)} with {last.sentences}."
-    marks = [
-        charts.band(upper, lower, "band validation"),
-        charts.path([(x(p.sentences), y(p.per)) for p in points], "line validation"),
-        *(charts.dot(x(p.sentences), y(p.per), 4.5, "point", f"{p.sentences}: {percent(p.per)}") for p in points),
-    ]
-    return charts.plot(label, x, y, "calibration sentences", marks, whole_percent)
+    curve = Curve(
+        tuple(float(p.sentences) for p in points),
+        tuple(p.per for p in points),
+        tuple(p.low for p in points),
+        tuple(p.high for p in points),
+        0,
+    )
+    lines = [Line("error rate", "blue", curve)]
+    title = "Error rate on the rest of the session"
+    y = ValueAxis(percent=True)
+    return plots.line_chart(lines, y, title=title, label=label, x_title="calibration sentences", dots=True)

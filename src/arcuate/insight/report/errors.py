@@ -2,56 +2,66 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from arcuate.charts import plots
+from arcuate.charts.formats import finite_number, percent, short_session_names, split_name
+from arcuate.charts.plots import Cell, Rate
 from arcuate.data.alphabet import SILENCE_NAME
 from arcuate.data.text import normalise_text
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
-from arcuate.insight import charts
-from arcuate.insight.formats import MISSING, finite_number, percent, split_name, whole_percent
-from arcuate.insight.pages import Html, figure, join, legend, muted, table, tag
+from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import DecodedText, Decoding, Results, RunData
 from arcuate.progress import counted
 
-_PLOT_TOP, _PLOT_HEIGHT = 16, 210
 _MAX_BLOCKS = 600
+_Rows = tuple[tuple[object, ...], ...]
 
 
 @dataclass(frozen=True)
-class _SessionRate:
-    session: str
-    rate: float
-    low: float | None
-    high: float | None
-    n_trials: int | None
+class SessionsSection:
+    figure: Figure
+    n_blocks: int = 0
+    blocks: _Rows = ()  # session, block, trials, error rate
+
+    @property
+    def n_hidden(self) -> int:
+        return self.n_blocks - len(self.blocks)
 
 
-def sessions_section(data: RunData) -> Html:
+def sessions_section(data: RunData) -> SessionsSection | None:
+    """Error rates by session and block; None without labels."""
     results = data.results
     rates = _session_rates(results, data.sessions) if results else []
     if not results or not rates:
-        return muted("These results have no labels, so error rates by session are unknown.")
-    best, worst = min(rates, key=lambda r: r.rate), max(rates, key=lambda r: r.rate)
+        return None
+    by_rate = sorted(rates, key=lambda r: r.rate or 0.0)
+    best, worst = by_rate[0], by_rate[-1]
     if len(rates) == 1:
         caption = f"One session, {percent(best.rate)}."
     else:
         caption = f"From {percent(best.rate)} ({best.session}) to {percent(worst.rate)} ({worst.session})."
     if unscored := set(data.sessions) - {r.session for r in rates}:
         caption += f" Without scored trials: {counted(len(unscored), 'session')}."
-    key = legend(
-        ("point", "session, with 95 % interval over its trials"), ("limit", f"all trials, {percent(results.rate)}")
+    legend = [LegendEntry("session, with 95 % interval over its trials", "blue", "dot")]
+    if results.rate is not None:
+        legend.append(LegendEntry(f"all trials, {percent(results.rate)}", "ink", "limit"))
+    chart = plots.session_chart(
+        rates,
+        short_session_names([r.session for r in rates]),
+        title="Sessions in recording order",
+        label=f"Phoneme error rate of {counted(len(rates), 'session')}. {caption}",
+        overall=results.rate,
     )
-    chart = _session_chart(rates, results.rate, caption)
-    return join(
-        figure("Sessions in recording order", chart, caption, key, wide=True),
-        _block_table(results, {r.session: i for i, r in enumerate(rates)}),
-    )
+    figure = make_figure(chart, caption=caption, legend=legend, full=True)
+    n_blocks, blocks = _block_rows(results, {r.session: i for i, r in enumerate(rates)})
+    return SessionsSection(figure, n_blocks, blocks)
 
 
-def _session_rates(results: Results, order: Sequence[str]) -> list[_SessionRate]:
+def _session_rates(results: Results, order: Sequence[str]) -> list[Rate]:
     """Error rates of the scored sessions in recording order."""
     trials: dict[str, list[Decoding]] = {}
     for decoding in results.decodings:
@@ -65,74 +75,27 @@ def _session_rates(results: Results, order: Sequence[str]) -> list[_SessionRate]
         rate = total(scores).rate if scores else finite_number(summary.get(session))
         if rate is not None:
             low, high = bootstrap_interval(scores, n_resamples=500)
-            rates.append(_SessionRate(session, rate, low, high, len(scores) or None))
+            rates.append(Rate(session, rate, low, high, note=f"{len(scores):,}" if scores else "not listed"))
     return rates
 
 
-def _session_chart(rates: Sequence[_SessionRate], overall: float | None, caption: str) -> Html:
-    names = short_session_names([r.session for r in rates])
-    longest = max(len(name) for name in names)
-    column = min(max(1040 / len(rates), 20.0), 175.0)
-    width = max(charts.LEFT + column * len(rates) + 20, 420)
-    rotated = column < 7.5 * longest
-    bottom = _PLOT_TOP + _PLOT_HEIGHT
-    values = [v for r in rates for v in (r.rate, r.high) if v is not None]
-    y = charts.linear_scale([*values, *([overall] if overall is not None else [])], 0.0, bottom, _PLOT_TOP)
-    places = [charts.LEFT + column * (i + 0.5) for i in range(len(rates))]
-    parts = [
-        charts.y_axis(y, charts.LEFT, width - 8, whole_percent),
-        charts.line(charts.LEFT, bottom, width - 8, bottom, "axis"),
-    ]
-    if overall is not None:
-        parts.append(charts.line(charts.LEFT, y(overall), width - 8, y(overall), "line limit"))
-    for x, rate in zip(places, rates, strict=True):
-        if rate.low is not None and rate.high is not None:
-            parts.append(charts.line(x, y(rate.low), x, y(rate.high), "whisker"))
-        n_trials = counted(rate.n_trials, "trial") if rate.n_trials else "trials not listed"
-        parts.append(charts.dot(x, y(rate.rate), 4.5, "point", f"{rate.session}: {percent(rate.rate)}, {n_trials}"))
-    parts += charts.column_labels(places, bottom, names, rotated)
-    height = bottom + (5.4 * longest + 24 if rotated else 34)
-    label = f"Phoneme error rate of {counted(len(rates), 'session')}. {caption}"
-    style = f"max-width:{width / 16:.1f}rem;min-width:{min(width, 760) / 16:.1f}rem"
-    return charts.drawing(width, height, label, *parts, style=style)
-
-
-def short_session_names(names: Sequence[str]) -> list[str]:
-    """Session names without the participant if it is the same for all; long names are truncated."""
-    participants = {name.partition(".")[0] for name in names}
-    if len(names) > 1 and len(participants) == 1:
-        names = [name.partition(".")[2] or name for name in names]
-    return [name if len(name) <= 16 else name[:15] + "…" for name in names]
-
-
-def _block_table(results: Results, order: Mapping[str, int]) -> Html:
-    """Error rate by block, collapsed by default."""
+def _block_rows(results: Results, order: Mapping[str, int]) -> tuple[int, _Rows]:
+    """The number of blocks, and the error rate of each."""
     blocks: dict[tuple[str, str], list[Score]] = {}
     for decoding in results.decodings:
         if decoding.score:
             blocks.setdefault((decoding.session, decoding.block), []).append(decoding.score)
-    if not blocks:
-        return Html()
 
     def position(key: tuple[str, str]) -> tuple[int, str, int, str]:
         session, block = key
         number = int(block) if block.isdigit() and len(block) < 9 else 0
         return order.get(session, len(order)), session, number, block
 
-    ordered = sorted(blocks, key=position)
-    rows = [
-        (session, block, len(scores), percent(total(scores).rate))
-        for session, block in ordered[:_MAX_BLOCKS]
-        for scores in [blocks[session, block]]
-    ]
-    n_hidden = len(ordered) - len(rows)
-    head = ("session", "block", "trials", "error rate")
-    return tag(
-        "details",
-        tag("summary", f"By block ({counted(len(ordered), 'block')})"),
-        tag("div", table(head, rows, "numbers"), class_="scroll tall"),
-        muted(f"{counted(n_hidden, 'more block')} not listed.") if n_hidden else None,
+    rows = tuple(
+        (session, block, len(blocks[session, block]), percent(total(blocks[session, block]).rate))
+        for session, block in sorted(blocks, key=position)[:_MAX_BLOCKS]
     )
+    return len(blocks), rows
 
 
 # Phonemes.
@@ -173,14 +136,31 @@ def phoneme_symbol(name: str) -> str:
 
 # Confusions.
 
-_CELL, _GAP, _LEFT, _TOP = 16, 6, 74, 62
-_ABBREVIATIONS = {"affricates": "affr."}  # a group of two columns has no room for more
+_CELL = 14
 _SATURATION = 0.25  # fraction of errors that is drawn in full colour
 _Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
 _Key = TypeVar("_Key")
+_ERROR_COLOURS = {"substituted": "orange", "deleted": "purple"}
 
 
-def confusions_section(data: RunData) -> Html:
+@dataclass(frozen=True)
+class ErrorTable:
+    """The most frequent errors of one kind; each row is (phoneme, cells)."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[object, ...]], ...]
+
+
+@dataclass(frozen=True)
+class ConfusionsSection:
+    matrix: Figure
+    rates: Figure | None
+    tables: tuple[ErrorTable, ...]
+
+
+def confusions_section(data: RunData) -> ConfusionsSection | None:
+    """The confusion matrix and the most frequent errors; None without labels."""
     decodings = data.results.decodings if data.results else ()
     counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
     known: _Counts = Counter(
@@ -191,72 +171,73 @@ def confusions_section(data: RunData) -> Html:
         }
     )
     if not known:
-        return muted("Confusions require labelled trials; these results have none.")
+        return None
     caption = (
         "Rows: reference phonemes; columns: decoded phonemes; each row sums to 100 %. The row “inserted” shows decoded"
         " phonemes without a reference, the column “deleted” reference phonemes that were not decoded."
     )
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
-    key = legend(("right", "correct"), ("wrong", f"confused, full colour from {percent(_SATURATION, 0)}"))
-    chart = figure("Reference and decoded phonemes", _matrix(known), caption, key, wide=True)
-    return tag("div", chart, tag("div", *_most_frequent(known), class_="lists"), class_="beside")
+    scales = [
+        ColourScale("correct: 0", "100\u202f%", "teal"),
+        ColourScale("confused: 0", f"{percent(_SATURATION, 0)} or more", "orange"),
+    ]
+    return ConfusionsSection(
+        make_figure(_matrix(known), caption=caption, scales=scales), _phoneme_rates(known), _most_frequent(known)
+    )
 
 
-def _matrix(counts: _Counts) -> Html:
+def _matrix(counts: _Counts) -> plots.Chart:
     """The row-normalised matrix, phonemes grouped by manner of articulation."""
-    offsets = _offsets()
-    extra = offsets[PHONEME_ORDER[-1]] + _CELL + _GAP  # offset of the row "inserted" and the column "deleted"
-    rows, columns = {**offsets, INSERTED: extra}, {**offsets, DELETED: extra}
     totals = _reference_totals(counts)
-    right = _LEFT + extra + _CELL
-    parts = [*_frame(offsets, extra)]
-    for name, offset in rows.items():
-        y = _TOP + offset + 12
-        parts.append(charts.text(_LEFT - 6, y, "inserted" if name == INSERTED else name, "small", "end"))
-        total = f"{totals[name]:,}" if totals[name] else MISSING
-        parts.append(charts.text(right + 40, y, total, "small quiet", "end"))
-    for name, offset in columns.items():
-        label = "deleted" if name == DELETED else name
-        parts.append(charts.text(_LEFT + offset + 11, _TOP - 6, label, "small", angle=-90))
+    names: list[str] = []
+    for i, group in enumerate(PHONEME_GROUPS.values()):
+        names += [*group, " " * (i + 1)]  # blank names are gaps
+    cells = []
     for (reference, hypothesis), n in sorted(counts.items()):
         fraction = n / totals[reference]
-        x, y = _LEFT + columns[hypothesis], _TOP + rows[reference]
-        kind, opacity = "right", 0.12 + 0.88 * fraction
+        kind, opacity = "teal", 0.12 + 0.88 * fraction
         if reference != hypothesis:
-            kind, opacity = "wrong", min(1.0, max(0.1, math.sqrt(fraction / _SATURATION)))
-        tooltip = tag("title", _tooltip(reference, hypothesis, n, fraction))
-        box = x + 0.5, y + 0.5, _CELL - 1, _CELL - 1
-        parts.append(charts.rectangle(*box, kind, tooltip, fill_opacity=f"{opacity:.2f}"))
-    style = f"min-width:40rem;max-width:{(right + 48) / 16:.1f}rem"
-    height = _TOP + extra + _CELL + 8
-    return charts.drawing(right + 48, height, "Phoneme confusion matrix", *parts, style=style)
+            kind, opacity = "orange", min(1.0, max(0.1, math.sqrt(fraction / _SATURATION)))
+        row = "inserted" if reference == INSERTED else reference
+        column = "deleted" if hypothesis == DELETED else hypothesis
+        cells.append(Cell(row, column, kind, opacity, _tooltip(reference, hypothesis, n, fraction)))
+    return plots.matrix_chart(
+        cells,
+        [*names, "inserted"],
+        [*names, "deleted"],
+        title="Reference and decoded phonemes",
+        label="Phoneme confusion matrix",
+        size=_CELL,
+        row_title="reference",
+        column_title="decoded",
+        highlight="phoneme",
+    )
 
 
-def _offsets() -> dict[str, float]:
-    """The offset of the row and column of each phoneme, with a gap between groups."""
-    offsets, at = {}, 0.0
-    for group in PHONEME_GROUPS.values():
-        for name in group:
-            offsets[name] = at
-            at += _CELL
-        at += _GAP
-    return offsets
-
-
-def _frame(offsets: Mapping[str, float], extra: float) -> Iterator[Html]:
-    """A pale background for each pair of groups, and the names of the groups."""
-    spans = [(offsets[g[0]], offsets[g[-1]] + _CELL) for g in PHONEME_GROUPS.values()]
-    spans.append((extra, extra + _CELL))
-    for y0, y1 in spans:
-        for x0, x1 in spans:
-            yield charts.rectangle(_LEFT + x0, _TOP + y0, x1 - x0, y1 - y0, "ground")
-    for name, (start, stop) in zip(PHONEME_GROUPS, spans, strict=False):
-        if stop - start > _CELL:
-            label, middle = _ABBREVIATIONS.get(name, name), (start + stop) / 2
-            yield charts.text(_LEFT + middle, 14, label, "small strong", "middle")
-            yield charts.text(14, _TOP + middle, label, "small strong", "middle", -90)
-    yield charts.text(_LEFT + extra + _CELL + 40, _TOP - 6, "total", "small quiet", "end")
+def _phoneme_rates(counts: _Counts) -> Figure | None:
+    """Substitutions and deletions of each phoneme, as fractions of its references."""
+    totals = _reference_totals(counts)
+    rows: list[plots.Row] = []
+    for name in PHONEME_ORDER:
+        if not totals[name]:
+            continue
+        n_deleted = counts[name, DELETED]
+        n_substituted = totals[name] - counts[name, name] - n_deleted
+        for kind, n in (("substituted", n_substituted), ("deleted", n_deleted)):
+            text = f"{n:,} of {totals[name]:,}"
+            rows.append({"phoneme": name, "kind": kind, "rate": plots.rounded(n / totals[name]), "text": text})
+    if not rows:
+        return None
+    chart = plots.bar_chart(
+        rows,
+        title="Errors by reference phoneme",
+        label="Fraction of each phoneme that was substituted or deleted",
+        key="phoneme",
+        kinds=_ERROR_COLOURS,
+    )
+    legend = [LegendEntry(kind, colour, "box", kind) for kind, colour in _ERROR_COLOURS.items()]
+    return make_figure(chart, legend=legend, full=True)
 
 
 def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:
@@ -274,28 +255,33 @@ def _reference_totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
-def _most_frequent(counts: _Counts) -> list[Html]:
+def _most_frequent(counts: _Counts) -> tuple[ErrorTable, ...]:
     """The most frequent errors of each kind."""
     totals = _reference_totals(counts)
     substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
     deleted = {reference: n for (reference, hypothesis), n in counts.items() if hypothesis == DELETED}
     inserted = {hypothesis: n for (reference, hypothesis), n in counts.items() if reference == INSERTED}
-    tables = []
-    if substituted:
-        rows: list[tuple[object, ...]] = [
-            (join(tag("span", with_example(a)), Html(" as "), tag("span", with_example(b))), n, percent(n / totals[a]))
-            for (a, b), n in _largest(substituted, 10)
-        ]
-        head = ("reference as decoded", "count", "of reference")
-        tables += [tag("h3", "Most frequent substitutions"), table(head, rows, "numbers")]
-    if deleted:
-        rows = [(with_example(a), n, percent(n / totals[a])) for a, n in _largest(deleted, 5)]
-        head = ("phoneme", "count", "of reference")
-        tables += [tag("h3", "Most frequent deletions"), table(head, rows, "numbers")]
-    if inserted:
-        rows = [(with_example(a), n) for a, n in _largest(inserted, 5)]
-        tables += [tag("h3", "Most frequent insertions"), table(("phoneme", "count"), rows, "numbers")]
-    return tables or [tag("p", "All phonemes were decoded correctly.")]
+    tables = (
+        ErrorTable(
+            "Most frequent substitutions",
+            ("reference as decoded", "count", "of reference"),
+            tuple(
+                (a, (f"{with_example(a)} as {with_example(b)}", n, percent(n / totals[a])))
+                for (a, b), n in _largest(substituted, 10)
+            ),
+        ),
+        ErrorTable(
+            "Most frequent deletions",
+            ("phoneme", "count", "of reference"),
+            tuple((a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)),
+        ),
+        ErrorTable(
+            "Most frequent insertions",
+            ("phoneme", "count"),
+            tuple((a, (with_example(a), n)) for a, n in _largest(inserted, 5)),
+        ),
+    )
+    return tuple(table for table in tables if table.rows)
 
 
 def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:
@@ -309,51 +295,90 @@ _N_EACH = 4  # trials of each kind
 _MAX_TOKENS = 200  # of one decoding
 
 
-def decodings_section(data: RunData) -> Html:
+@dataclass(frozen=True)
+class Chip:
+    """An aligned pair of phonemes or words: right, gap (a word boundary), sub, ins or del."""
+
+    kind: str
+    expected: str
+    decoded: str
+    title: str
+
+
+@dataclass(frozen=True)
+class ExampleLine:
+    """One example: the sentence, where it is from, its error rate, and the aligned tokens."""
+
+    sentence: str
+    where: str
+    rate: str
+    chips: tuple[Chip, ...]
+    n_hidden: int = 0
+
+
+@dataclass(frozen=True)
+class ExamplesSection:
+    legend: tuple[tuple[Chip, str], ...]
+    groups: tuple[tuple[str, tuple[ExampleLine, ...]], ...]
+    lead: str = ""
+
+
+def decodings_section(data: RunData) -> ExamplesSection | None:
     decodings = data.results.decodings if data.results else ()
     groups = _choose_examples(decodings)
     if not groups:
-        return muted("The results contain no decodings.")
+        return None
     labelled = any(d.rate is not None for d in decodings)
-    parts: list[Html] = [
-        _legend("T", "D", with_boundary=True) if labelled else muted("No labels: decoded phonemes without error marks.")
-    ]
-    for title, members in groups:
-        parts += [tag("h3", title), tag("ol", *(_entry(d) for d in members), class_="decodings")]
-    return join(*parts)
+    lines = tuple((title, tuple(map(_phoneme_line, members))) for title, members in groups)
+    lead = "" if labelled else "No labels: decoded phonemes without error marks."
+    return ExamplesSection(_legend("T", "D", with_boundary=True) if labelled else (), lines, lead)
 
 
-def sentences_section(data: RunData) -> Html:
+def sentences_section(data: RunData) -> ExamplesSection | None:
     """Decoded sentences with every wrong word marked, under the word error rate."""
     words = data.words
     groups = _choose_examples(words.texts) if words else []
     if words is None or not groups:
-        return muted("The trials have not been decoded to words.")
+        return None
     summary = words.summary
     interval = (
-        f" (95\u202f% interval {100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f})" if words.interval else ""
+        f" (95\u202f% interval {100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%)"
+        if words.interval
+        else ""
     )
     lm = f", language model {summary['lm']}" if isinstance(summary.get("lm"), str) else ""
     lead = f"Word error rate {percent(words.rate)}{interval} on the {split_name(words.split)} trials{lm}."
     if words.rate is None:
         lead = f"{counted(len(words.texts), 'decoded trial')} without reference texts{lm}."
-    parts: list[Html] = [tag("p", lead), _legend("tea", "bee") if words.rate is not None else Html()]
-    for title, members in groups:
-        parts += [tag("h3", title), tag("ol", *(_sentence(text) for text in members), class_="decodings")]
-    return join(*parts)
+    lines = tuple((title, tuple(map(_word_line, members))) for title, members in groups)
+    return ExamplesSection(_legend("tea", "bee") if words.rate is not None else (), lines, lead)
 
 
-def _sentence(decoded: DecodedText) -> Html:
-    rate = tag("b", percent(decoded.rate)) if decoded.rate is not None else None
-    shown = decoded.reference if decoded.reference is not None else decoded.trial
-    where = tag("span", decoded.trial if decoded.reference is not None else "", class_="where")
-    line = tag("p", tag("span", shown, class_="sentence"), where, rate, class_="line")
-    hypothesis = decoded.text.split()
-    pairs = [(word, word) for word in hypothesis]
+def _word_line(decoded: DecodedText) -> ExampleLine:
+    pairs: Iterable[tuple[str, str]] = ((word, word) for word in decoded.text.split())
     if decoded.reference is not None:
         pairs = align(normalise_text(decoded.reference).split(), normalise_text(decoded.text).split())
-    chips = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
-    return tag("li", line, tag("p", *(chips or [muted("no words")]), class_="chips"))
+    chips = [_chip(*pair) for pair in pairs]
+    sentence, where = (decoded.trial, "") if decoded.reference is None else (decoded.reference, decoded.trial)
+    return _example(sentence, where, decoded.rate, chips)
+
+
+def _phoneme_line(decoding: Decoding) -> ExampleLine:
+    """One chip per aligned pair of phonemes."""
+    remarks = [decoding.trial] if decoding.text else []
+    remarks += [f"block {decoding.block}"] if decoding.block else []
+    remarks += [f"flagged: {', '.join(decoding.flags)}"] if decoding.flags else []
+    if decoding.reference is None:
+        pairs = [(name, name) for name in decoding.hypothesis]
+    else:
+        pairs = align(decoding.reference, decoding.hypothesis)
+    chips = [_chip(*pair) for pair in pairs]
+    return _example(decoding.text or decoding.trial, " · ".join(remarks), decoding.rate, chips)
+
+
+def _example(sentence: str, where: str, rate: float | None, chips: Sequence[Chip]) -> ExampleLine:
+    shown = "" if rate is None else percent(rate)
+    return ExampleLine(sentence, where, shown, tuple(chips[:_MAX_TOKENS]), max(len(chips) - _MAX_TOKENS, 0))
 
 
 _Example = TypeVar("_Example", Decoding, DecodedText)
@@ -376,47 +401,23 @@ def _choose_examples(decodings: Sequence[_Example]) -> list[tuple[str, list[_Exa
     ]
 
 
-def _entry(decoding: Decoding) -> Html:
-    remarks = [decoding.trial] if decoding.text else []
-    remarks += [f"block {decoding.block}"] if decoding.block else []
-    remarks += [f"flagged: {', '.join(decoding.flags)}"] if decoding.flags else []
-    rate = tag("b", percent(decoding.rate)) if decoding.rate is not None else None
-    sentence = tag("span", decoding.text or decoding.trial, class_="sentence")
-    line = tag("p", sentence, tag("span", " · ".join(remarks), class_="where"), rate, class_="line")
-    return tag("li", line, tag("p", *_chips(decoding), class_="chips"))
-
-
-def _chips(decoding: Decoding) -> list[Html]:
-    """One chip per aligned pair of phonemes."""
-    if decoding.reference is None:
-        pairs = [(name, name) for name in decoding.hypothesis]
-    else:
-        pairs = align(decoding.reference, decoding.hypothesis)
-    parts = [part for pair in pairs[:_MAX_TOKENS] for part in (_chip(*pair), Html(" "))]
-    n_hidden = len(pairs) - _MAX_TOKENS
-    return [*parts, tag("span", f"… {n_hidden} more", class_="where")] if n_hidden > 0 else parts
-
-
-def _chip(reference: str, hypothesis: str) -> Html:
-    """An aligned pair of phonemes or words; errors are marked."""
+def _chip(reference: str, hypothesis: str) -> Chip:
+    """An aligned pair of phonemes or words."""
     expected, decoded = phoneme_symbol(reference), phoneme_symbol(hypothesis)
     if reference == hypothesis:
-        class_ = "chip" + (" gap" if expected == WORD_BOUNDARY else "")
-        return tag("span", expected, class_=class_, title=with_example(reference))
+        return Chip("gap" if expected == WORD_BOUNDARY else "right", expected, decoded, with_example(reference))
     if reference == INSERTED:
-        return tag("ins", "+", decoded, class_="chip ins", title=f"{with_example(hypothesis)} inserted")
+        return Chip("ins", "", decoded, f"{with_example(hypothesis)} inserted")
     if hypothesis == DELETED:
-        return tag("del", "−", expected, class_="chip del", title=f"{with_example(reference)} deleted")
-    title = f"{with_example(reference)} decoded as {with_example(hypothesis)}"
-    return tag("span", expected, tag("i", "→"), tag("b", decoded), class_="chip sub", title=title)
+        return Chip("del", expected, "", f"{with_example(reference)} deleted")
+    return Chip("sub", expected, decoded, f"{with_example(reference)} decoded as {with_example(hypothesis)}")
 
 
-def _legend(right: str, wrong: str, with_boundary: bool = False) -> Html:
+def _legend(right: str, wrong: str, with_boundary: bool = False) -> tuple[tuple[Chip, str], ...]:
     entries = [
         (_chip(right, right), "correct"),
         (_chip(right, wrong), f"{right} decoded as {wrong}"),
         (_chip(INSERTED, right), f"{right} inserted"),
         (_chip(right, DELETED), f"{right} deleted"),
-        *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []),
     ]
-    return tag("p", *(tag("span", chip, " ", meaning) for chip, meaning in entries), class_="legend")
+    return (*entries, *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []))

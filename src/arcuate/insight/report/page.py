@@ -1,16 +1,13 @@
 """`write_report`: the result in one sentence, the main figures as tiles, then the sections in reading order."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from arcuate.config import to_tree
-from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe, recipe_names
-from arcuate.files import read_jsonl, write_text
-from arcuate.insight.formats import (
+from arcuate.charts.formats import (
     MISSING,
     count,
     duration,
@@ -20,14 +17,48 @@ from arcuate.insight.formats import (
     percent,
     split_name,
 )
-from arcuate.insight.pages import Html, Section, card, join, muted, notice, page, scroll_table, tag, tile
+from arcuate.config import to_tree
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.files import read_jsonl, write_text
+from arcuate.insight.render import render
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
 from arcuate.insight.report.errors import confusions_section, decodings_section, sentences_section, sessions_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
-from arcuate.insight.report.trial import trial_section
+from arcuate.insight.report.trial import trial_figures
 from arcuate.progress import counted
 from arcuate.run import Run, open_run
 from arcuate.training.config import DESCRIPTIVE_KEYS
+
+
+class Bold(str):
+    """A part of a sentence in bold type."""
+
+    __slots__ = ()
+
+
+Sentence = list[str]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the headline in a box."""
+
+    name: str
+    value: str
+    remarks: tuple[str | None, ...] = ()
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class ErrorKind:
+    """Substitutions, insertions or deletions: a segment of the bar in the headline."""
+
+    kind: str
+    name: str
+    n: int
+    fraction: float
+    rate: str
 
 
 def write_report(run: Run | str | Path, split: str | None = None) -> Path:
@@ -43,38 +74,62 @@ def write_report(run: Run | str | Path, split: str | None = None) -> Path:
 
 def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
-    trained_with = f" (trained with version {version})" if version else ""
-    footer = f"Written by arcuate from the files of the run folder{trained_with}."
-    return page(f"{data.run.name} · arcuate report", _headline(data), list(_sections(data)), footer)
+    calibration, results = read_calibration(data.run), data.results
+    words = sentences_section(data) if data.words is not None else None
+    tiles = _rate_tile(data), _word_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
+    return render(
+        "report.html",
+        title=f"{data.run.name} · arcuate report",
+        simulated=data.simulated,
+        name=data.run.name,
+        version=version,
+        lead=[(part, isinstance(part, Bold)) for part in _lead(data)],
+        notice=_selection_notice(data),
+        tiles=[tile for tile in tiles if tile],
+        error_kinds=_error_kinds(data),
+        n_phonemes=_n_phonemes(data),
+        sections=list(_sections(data, calibration is not None, data.words is not None)),
+        calibration=calibration_section(calibration) if calibration is not None else None,
+        curves=learning_curves(data),
+        incidents=_incidents(data),
+        evaluated=results is not None,
+        run_path=shlex.quote(str(data.run.path)),
+        other_results=", ".join(f"{name} {percent(summary.get('per'))}" for name, summary in data.other_results),
+        by_session=sessions_section(data),
+        confusions=confusions_section(data),
+        trials=trial_figures(data),
+        examples_problem=results.examples_problem if results else None,
+        decodings=decodings_section(data),
+        words=words,
+        recipe=recipe_section(data),
+        environment=environment_section(data),
+    )
 
 
-def _sections(data: RunData) -> Iterator[Section]:
-    if (calibration := read_calibration(data.run)) is not None:
-        yield "calibration", "Calibration", calibration_section(calibration)
-    yield "learning", "Learning curves", join(learning_curves(data), _incidents(data))
+def _sections(data: RunData, calibrated: bool, decoded: bool) -> Iterator[tuple[str, str]]:
+    """Anchors and titles of the sections."""
+    if calibrated:
+        yield "calibration", "Calibration"
+    yield "learning", "Learning curves"
     if data.results is None:
-        yield "results", "Results", join(_evaluation_hint(data), _other_results(data))
+        yield "results", "Results"
     else:
-        yield "sessions", "Error rate by session", join(sessions_section(data), _other_results(data))
-        yield "confusions", "Phoneme confusions", confusions_section(data)
-        yield "trial", "Example trial", trial_section(data)
-        yield "decodings", "Example decodings", decodings_section(data)
-    if data.words is not None:
-        yield "sentences", "Decoded sentences", sentences_section(data)
-    yield "recipe", "Recipe", recipe_section(data)
-    yield "environment", "Data and machine", environment_section(data)
+        yield "sessions", "Error rate by session"
+        yield "confusions", "Phoneme confusions"
+        yield "trial", "Example trial"
+        yield "decodings", "Example decodings"
+    if decoded:
+        yield "sentences", "Decoded sentences"
+    yield "recipe", "Recipe"
+    yield "environment", "Data and machine"
 
 
-def _incidents(data: RunData, n_shown: int = 12) -> Html:
+def _incidents(data: RunData, n_shown: int = 12) -> list[str]:
     """Interventions of the guard during training, if there were any."""
     file = data.run.incidents_file
     rows = read_jsonl(file, growing=True) if file.exists() else []
-    if not rows:
-        return Html()
-    items = [tag("li", ", ".join(f"{k} {v}" for k, v in row.items())[:300]) for row in rows[:n_shown]]
-    if len(rows) > n_shown:
-        items.append(tag("li", f"… and {len(rows) - n_shown} more in {file.name}"))
-    return tag("div", tag("h3", "Incidents"), tag("ul", *items), class_="notice")
+    items = [", ".join(f"{k} {v}" for k, v in row.items())[:300] for row in rows[:n_shown]]
+    return [*items, f"… and {len(rows) - n_shown} more in {file.name}"] if len(rows) > n_shown else items
 
 
 # Headline.
@@ -82,20 +137,7 @@ def _incidents(data: RunData, n_shown: int = 12) -> Html:
 _ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
 
 
-def _headline(data: RunData) -> Html:
-    rates = _rate_tile(data), _word_tile(data), _errors_tile(data)
-    tiles = *rates, _steps_tile(data), _size_tile(data), _time_tile(data)
-    return tag(
-        "header",
-        tag("p", "arcuate run report", class_="kicker"),
-        tag("h1", data.run.name),
-        tag("p", *_lead(data), class_="lead"),
-        _selection_notice(data),
-        tag("div", *filter(None, tiles), class_="tiles"),
-    )
-
-
-def _lead(data: RunData) -> list[Html | str]:
+def _lead(data: RunData) -> Sentence:
     """What was measured and on which trials, in one sentence."""
     results = data.results
     if results is None:
@@ -113,13 +155,13 @@ def _lead(data: RunData) -> list[Html | str]:
     interval = _interval_text(*(results.interval or (None, None)))
     return [
         "Phoneme error rate ",
-        tag("b", percent(results.rate)),
+        Bold(percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
         *_word_lead(data),
     ]
 
 
-def _word_lead(data: RunData) -> list[Html | str]:
+def _word_lead(data: RunData) -> Sentence:
     """The word error rate in a second sentence, if the same split was decoded to words."""
     words = data.words
     if words is None or words.rate is None:
@@ -127,13 +169,13 @@ def _word_lead(data: RunData) -> list[Html | str]:
     lm = f" with the language model {words.summary['lm']}" if isinstance(words.summary.get("lm"), str) else ""
     return [
         " Word error rate ",
-        tag("b", percent(words.rate)),
+        Bold(percent(words.rate)),
         f"{_interval_text(*(words.interval or (None, None)))}{lm}.",
     ]
 
 
 def _interval_text(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f})"
+    return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f}\u202f%)"
 
 
 def _decoding_text(summary: Mapping[str, Any]) -> str:
@@ -147,7 +189,7 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
+def _calibrated_lead(calibration: Mapping[str, Any] | None) -> Sentence:
     """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
@@ -157,10 +199,10 @@ def _calibrated_lead(calibration: Mapping[str, Any] | None) -> list[Html | str]:
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
     interval = _interval_text(last.low, last.high)
-    return ["Phoneme error rate ", tag("b", percent(last.per)), f"{interval} on {trials}, {after}."]
+    return ["Phoneme error rate ", Bold(percent(last.per)), f"{interval} on {trials}, {after}."]
 
 
-def _unevaluated_lead(data: RunData) -> list[Html | str]:
+def _unevaluated_lead(data: RunData) -> Sentence:
     step, planned, best = data.last_step, finite_int(data.setting("train.steps")), data.best
     if step is None:
         return ["The log is still empty. Not evaluated yet."]
@@ -170,43 +212,43 @@ def _unevaluated_lead(data: RunData) -> list[Html | str]:
     return [f"{done}. Not evaluated yet."]
 
 
-def _selection_notice(data: RunData) -> Html | None:
+def _selection_notice(data: RunData) -> str | None:
     """Whether the checkpoint was selected on the trials that are scored."""
     results, selected_on = data.results, data.selected_on
     if results is None or results.rate is None:
         return None
     if selected_on is None:
-        return notice("The split on which the checkpoint was selected is not recorded.")
+        return "The split on which the checkpoint was selected is not recorded."
     name = split_name(selected_on)
     if selected_on == results.split.split(".")[0]:
-        return notice(
+        return (
             f"The checkpoint was selected on the same {name} trials that are scored here, so the error rate is"
             " optimistically biased."
         )
-    return notice(f"The checkpoint was selected on the {name} split, not on the trials scored here.")
+    return f"The checkpoint was selected on the {name} split, not on the trials scored here."
 
 
-def _rate_tile(data: RunData) -> Html | None:
+def _rate_tile(data: RunData) -> Tile | None:
     results = data.results
     if results and results.rate is not None:
         remarks: list[str] = []
         if results.interval:
             low, high = results.interval
             remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
-        return tile("Phoneme error rate", percent(results.rate), *remarks, kind="first")
+        return Tile("Phoneme error rate", percent(results.rate), tuple(remarks), "first")
     if data.best:
         split, step, rate = data.best
         remark = f"{split_name(split)}, step {step:,}"
-        return tile("Best error rate in the log", percent(rate), remark, kind="first")
+        return Tile("Best error rate in the log", percent(rate), (remark,), "first")
     return None
 
 
-def _word_tile(data: RunData) -> Html | None:
+def _word_tile(data: RunData) -> Tile | None:
     """WER of the decoded words, or the one in the log at the best validation."""
     words = data.words
     if words and words.rate is not None:
         interval = [f"{100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%"] if words.interval else []
-        return tile("Word error rate", percent(words.rate), *interval, split_name(words.split))
+        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split)))
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()
@@ -216,77 +258,50 @@ def _word_tile(data: RunData) -> Html | None:
     if not rates:
         return None
     rate, step, split = min(rates)
-    return tile("Best word error rate in the log", percent(rate), f"{split_name(split)}, step {step:,}")
+    return Tile("Best word error rate in the log", percent(rate), (f"{split_name(split)}, step {step:,}",))
 
 
-def _errors_tile(data: RunData) -> Html | None:
-    """Substitutions, insertions and deletions as segments of one bar."""
-    results = data.results
-    if results is None or results.rate is None:
-        return None
-    counts = [finite_int(results.summary.get(name)) for _, name in _ERROR_KINDS]
-    if any(n is None for n in counts):
-        counts = [results.total.substitutions, results.total.insertions, results.total.deletions]
-    kinds = [(n or 0, kind, name) for n, (kind, name) in zip(counts, _ERROR_KINDS, strict=True)]
-    n_errors = sum(n for n, _, _ in kinds)
-    length = finite_int(results.summary.get("n_tokens")) or results.total.length
-    items = []
-    for n, kind, name in kinds:
-        rate = f" · {percent(n / length)}" if length else ""
-        items.append(tag("li", tag("i", class_=f"mark {kind}"), tag("b", f"{n:,}"), f" {name}{rate}"))
-    segments = [(n / n_errors, kind, name) for n, kind, name in kinds if n]
-    label = ", ".join(f"{name} {percent(fraction, 0)}" for fraction, _, name in segments)
-    pieces = [tag("span", class_=kind, style=f"flex-grow:{fraction:.4f}") for fraction, kind, _ in segments]
-    bar = tag("div", *pieces, class_="bar", role="img", aria_label=label)
-    return tag(
-        "div",
-        tag("p", "Errors by kind", class_="name"),
-        bar if n_errors else tag("p", "none", class_="value"),
-        tag("ul", *items),
-        tag("p", f"of {length:,} phonemes, including silence", class_="below") if length else None,
-        class_="tile kinds",
-    )
-
-
-def _steps_tile(data: RunData) -> Html:
+def _steps_tile(data: RunData) -> Tile:
     planned, best = finite_int(data.setting("train.steps")), data.best
     of_planned = f"of {planned:,} planned" if planned and planned != data.last_step else None
     best_at = f"best {split_name(best[0])} error rate at {best[1]:,}" if best else None
-    return tile("Optimizer steps", count(data.last_step), of_planned, best_at)
+    return Tile("Optimizer steps", count(data.last_step), (of_planned, best_at))
 
 
-def _size_tile(data: RunData) -> Html:
+def _size_tile(data: RunData) -> Tile:
     channels, n_sessions = finite_int(lookup(data.environment, "data.n_channels")), len(data.sessions)
     sizes = [f"{channels} channels" if channels else "", counted(n_sessions, "session") if n_sessions else ""]
     n_parameters = parameter_count(data.environment.get("n_parameters"))
-    return tile("Parameters", n_parameters, ", ".join(size for size in sizes if size))
+    return Tile("Parameters", n_parameters, (", ".join(size for size in sizes if size),))
 
 
-def _time_tile(data: RunData) -> Html | None:
+def _time_tile(data: RunData) -> Tile | None:
     seconds, steps, device = data.training_seconds, data.last_step, data.environment.get("device")
     if seconds is None or not steps:
         return None
     per_step = f"{finite_number(seconds / steps):.2g}\u202fs per step"
-    return tile("Training time", duration(seconds), per_step, f"on {device}" if device else None)
+    return Tile("Training time", duration(seconds), (per_step, f"on {device}" if device else None))
 
 
-def _evaluation_hint(data: RunData) -> Html:
-    """The commands that create the missing part of the report."""
-    path = shlex.quote(str(data.run.path))
-    text = (
-        "This run has not been evaluated yet. An evaluation adds error rates by session, phoneme confusions, an"
-        " example trial and example decodings. Run"
-    )
-    commands = tag("pre", f"arcuate evaluate {path} --split val\narcuate report {path}")
-    return join(tag("p", text), commands)
+def _n_phonemes(data: RunData) -> int:
+    results = data.results
+    return (finite_int(results.summary.get("n_tokens")) or results.total.length) if results else 0
 
 
-def _other_results(data: RunData) -> Html:
-    """The results in the folder that are not shown in this report."""
-    if not data.other_results:
-        return Html()
-    names = ", ".join(f"{name} {percent(summary.get('per'))}" for name, summary in data.other_results)
-    return muted(f"Other results in this folder: {names}.")
+def _error_kinds(data: RunData) -> list[ErrorKind]:
+    """Substitutions, insertions and deletions as segments of one bar."""
+    results = data.results
+    if results is None or results.rate is None:
+        return []
+    counts = [finite_int(results.summary.get(name)) for _, name in _ERROR_KINDS]
+    if any(n is None for n in counts):
+        counts = [results.total.substitutions, results.total.insertions, results.total.deletions]
+    numbers = [n or 0 for n in counts]
+    n_errors, length = sum(numbers), _n_phonemes(data)
+    return [
+        ErrorKind(kind, name, n, n / n_errors if n_errors else 0.0, f" · {percent(n / length)}" if length else "")
+        for n, (kind, name) in zip(numbers, _ERROR_KINDS, strict=True)
+    ]
 
 
 # How the run was made: recipe, command, data and machine.
@@ -302,25 +317,31 @@ _TITLES = {
     "validate": "Validation",
 }
 _MAX_SETTINGS = 400
+_Card = tuple[str, Sequence[tuple[str, str]]]  # title, settings
 
 
-def recipe_section(data: RunData) -> Html:
+@dataclass(frozen=True)
+class RecipeSection:
     """The settings by component, the differences from the packaged recipe, and the complete YAML."""
+
+    text: str
+    remarks: tuple[str, ...]
+    cards: tuple[_Card, ...]
+    base: str | None  # the packaged recipe that this one is or extends
+    changes: tuple[tuple[str, str, str], ...] = ()
+
+
+def recipe_section(data: RunData) -> RecipeSection | None:
     if not data.recipe_text:
-        return muted("This folder has no recipe.yaml.")
+        return None
     recipe = data.recipe
-    head = [
-        tag("p", str(recipe[key]))
-        for key in ("summary", "purpose", "notes")
-        if isinstance(recipe.get(key), str) and recipe[key]
-    ]
-    cards = [
-        card(_TITLES.get(key, key.replace("_", " ").capitalize()), _settings(value))
+    remarks = [recipe[key] for key in ("summary", "purpose", "notes") if isinstance(recipe.get(key), str)]
+    cards = tuple(
+        (_TITLES.get(key, key.replace("_", " ").capitalize()), tuple(_settings(value)))
         for key, value in list(recipe.items())[:40]
         if isinstance(value, Mapping)
-    ]
-    yaml_text = tag("details", tag("summary", "The complete recipe as YAML"), tag("pre", data.recipe_text))
-    return join(*head, _differences(recipe), tag("div", *cards, class_="cards"), yaml_text)
+    )
+    return RecipeSection(data.recipe_text, tuple(filter(None, remarks)), cards, *_differences(recipe))
 
 
 def _settings(tree: Any) -> Iterator[tuple[str, str]]:
@@ -354,36 +375,40 @@ def _value_text(value: Any, depth: int = 0) -> str:
     return str(value)[:300]
 
 
-def _differences(recipe: Mapping[str, Any]) -> Html:
-    """Settings that differ from the packaged recipe that this one is or extends."""
+def _differences(recipe: Mapping[str, Any]) -> tuple[str | None, tuple[tuple[str, str, str], ...]]:
+    """The packaged recipe that this one is or extends, and the settings that differ from it."""
     base = next((str(recipe[k]) for k in ("name", "extends") if recipe.get(k) in recipe_names()), None)
     if base is None:
-        return Html()
+        return None, ()
     try:
         packaged = dict(_flatten(to_tree(load_recipe(base))))
     except UserError:
-        return Html()
+        return None, ()
     own = dict(islice(_flatten(recipe), _MAX_SETTINGS))
-    rows = [
+    changes = [
         (path, _value_text(packaged.get(path)), _value_text(own.get(path)))
         for path in sorted({*packaged, *own})
         if packaged.get(path) != own.get(path) and path.split(".")[0] not in DESCRIPTIVE_KEYS
     ]
-    if not rows:
-        return tag("p", "All settings are those of the packaged recipe ", tag("code", base), ".")
-    verb = "differs" if len(rows) == 1 else "differ"
-    lead = tag("p", f"{counted(len(rows), 'setting')} {verb} from the packaged recipe ", tag("code", base), ":")
-    return join(lead, scroll_table(("setting", "packaged", "this run"), rows[:_MAX_SETTINGS]))
+    return base, tuple(changes[:_MAX_SETTINGS])
 
 
-def environment_section(data: RunData) -> Html:
+@dataclass(frozen=True)
+class EnvironmentSection:
     """Data, versions and machine, and the command that started the run."""
+
+    cards: tuple[_Card, ...]
+    command: str
+
+
+def environment_section(data: RunData) -> EnvironmentSection | None:
     environment = data.environment
     if not environment:
-        return muted("This folder has no environment.json.")
+        return None
     store = [
         ("path", _value_text(lookup(environment, "data.path"))),
         ("layout", _value_text(lookup(environment, "data.layout"))),
+        ("origin", "simulated" if data.simulated else MISSING),
         ("channels", _value_text(lookup(environment, "data.n_channels"))),
         ("sessions", str(len(data.sessions)) if data.sessions else MISSING),
         ("manifest", _value_text(lookup(environment, "data.manifest_hash"))),
@@ -395,8 +420,6 @@ def environment_section(data: RunData) -> Html:
     ]
     shown = {"data", "n_parameters", "started", "command", "selected_on"}
     machine = [(str(k).replace("_", " "), _value_text(v)) for k, v in environment.items() if k not in shown]
-    cards = card("Data", store), card("Run", model), card("Machine", machine[:30])
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
-    started = [tag("p", "Command"), tag("pre", command[:4000])] if command else []
-    return join(tag("div", *cards, class_="cards"), *started)
+    return EnvironmentSection((("Data", store), ("Run", model), ("Machine", machine[:30])), command[:4000])

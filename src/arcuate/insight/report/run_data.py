@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.charts.formats import finite_int, finite_number
+from arcuate.charts.series import rows_by_step
 from arcuate.config import parse_yaml, to_tree
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json, read_jsonl, read_npz
-from arcuate.insight import charts
-from arcuate.insight.formats import finite_int, finite_number
 from arcuate.run import WORDS_LABEL, Run
 
 _SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default
@@ -135,6 +135,11 @@ class RunData:
         return tuple(str(s) for s in sessions) if isinstance(sessions, list) else ()
 
     @property
+    def simulated(self) -> bool:
+        """Whether the run was trained on simulated data."""
+        return lookup(self.environment, "data.simulated") is True
+
+    @property
     def last_step(self) -> int | None:
         rows = (*self.training, *(row for rows in self.validation.values() for row in rows))
         return max((row["step"] for row in rows), default=None)
@@ -188,8 +193,8 @@ def read_run_data(run: Run, split: str | None = None) -> RunData:
         recipe_text=text,
         recipe=_read_recipe(run, text),
         environment=run.environment() if run.environment_file.exists() else {},
-        training=charts.rows_by_step(row for row in rows if row.get("split") == "train"),
-        validation={name: charts.rows_by_step(r for r in rows if str(r.get("split")) == name) for name in splits},
+        training=rows_by_step(row for row in rows if row.get("split") == "train"),
+        validation={name: rows_by_step(r for r in rows if str(r.get("split")) == name) for name in splits},
         results=_read_results(run, shown) if shown else None,
         other_results=tuple(
             (name, read_json(summary))

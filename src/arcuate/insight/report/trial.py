@@ -2,23 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from arcuate.charts.formats import finite_int, percent
+from arcuate.charts.images import png, pool
+from arcuate.charts.plots import Chart, Row
+from arcuate.charts.theme import MONO, colour
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
-from arcuate.insight import charts
-from arcuate.insight.formats import finite_int, percent
-from arcuate.insight.pages import Html, figure, join, legend, muted, tag
-from arcuate.insight.report.errors import PHONEME_GROUPS, PHONEME_ORDER, phoneme_symbol, with_example
+from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
+from arcuate.insight.report.errors import PHONEME_ORDER, phoneme_symbol, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
 from arcuate.progress import counted
 
-_LEFT, _TOP, _ROW, _LABEL = 84, 8, 12, 15
+_ROW, _LABEL = 12, 15  # heights of a row of probabilities and of a line of phonemes
 _MAX_COLUMNS, _MAX_ROWS = 2000, 320
 _SATURATION_SD = 3.5  # standard deviations above the mean of a channel that are drawn in full colour
+_LABEL_COLOURS = {"right": "ink", "sub": "orange", "ins": "blue", "del": "purple"}
 
 
 @dataclass(frozen=True)
@@ -31,87 +35,123 @@ class _Label:
     title: str
 
 
-def trial_section(data: RunData) -> Html:
+def trial_figures(data: RunData) -> list[Figure]:
+    """The example trials of the results."""
     results = data.results
-    if results is None or not results.examples:
-        problem = results.examples_problem if results else None
-        return muted(problem or "These results were written without example trials.")
+    if results is None:
+        return []
     stride = max(finite_int(data.setting("front_end.patch.stride")) or 1, 1)
     by_trial = {d.trial: d for d in results.decodings}
-    figures = [
-        _trial_figure(example, by_trial.get(example.trial), stride, f"heat{i}")
-        for i, example in enumerate(results.examples)
-    ]
-    if len(figures) == 1:
-        return figures[0]
-    more = tag("details", tag("summary", counted(len(figures) - 1, "more trial")), *figures[1:])
-    return join(figures[0], more)
+    return [_trial_figure(example, by_trial.get(example.trial), stride) for example in results.examples]
 
 
-def _trial_figure(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
-    title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
+def _trial_figure(example: Example, decoding: Decoding | None, stride: int) -> Figure:
     rate = f", error rate {percent(decoding.rate)}" if decoding and decoding.rate is not None else ""
     caption = (
-        f"Trial {example.trial}{rate}. Each channel is shown relative to its mean over the trial, from the mean (empty)"
-        f" to {_SATURATION_SD:g} standard deviations above it (full colour). Frames are placed at their first bin."
+        f"Trial {example.trial}{rate}. Each channel is shown relative to its mean over the trial. Frames are placed at"
+        " their first bin."
     )
-    entries = [("crossings", "threshold crossings"), ("power", "spike-band power"), ("probability", "probability")]
+    legend: list[LegendEntry] = []
     if decoding and decoding.reference is not None:
         caption += " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
-        entries += [("sub", "substitution"), ("ins", "insertion"), ("del", "deletion")]
-    return figure(title, _drawing(example, decoding, stride, name), caption, legend(*entries), wide=True)
+        kinds = (("sub", "substitution"), ("ins", "insertion"), ("del", "deletion"))
+        legend = [LegendEntry(name, _LABEL_COLOURS[kind], "box") for kind, name in kinds]
+    scales = [
+        ColourScale("recording: mean", f"{_SATURATION_SD:g} SD above it or more"),
+        ColourScale("probability: 0", "1"),
+    ]
+    return make_figure(trial_chart(example, decoding, stride), caption=caption, legend=legend, scales=scales)
 
 
-def _drawing(example: Example, decoding: Decoding | None, stride: int, name: str) -> Html:
+def trial_chart(example: Example, decoding: Decoding | None, stride: int) -> Chart:
+    """All rows of the trial over one time axis; vertical positions are pixels."""
+    import altair as alt
+
     n_bins, n_frames = len(example.bins), len(example.log_probs)
     decoded = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
-    plot_width = min(max(1020.0, 19.0 * len(decoded)), 4000.0)
-    right = _LEFT + plot_width
+    width = int(min(max(1020, 19 * len(decoded)), 4000))
     seconds = max(n_bins, n_frames * stride) * BIN_SECONDS
-    time = charts.Scale(0.0, seconds, _LEFT, right)
-
-    def at(frame: float) -> float:
-        return time(frame * stride * BIN_SECONDS)
-
-    parts: list[Html] = []
-    y = float(_TOP)
-    for title, kind, values in _panels(example.bins):
+    at = lambda frame: frame * stride * BIN_SECONDS
+    pixel = lambda frame: at(frame) / seconds * width
+    grounds: list[Row] = []
+    images: list[tuple[str, float, float, float]] = []  # address, top, width, height
+    names: list[Row] = []
+    y = 8.0
+    for title, values in _panels(example.bins):
         height = float(min(max(values.shape[1] * 3, 36), 200))
-        width = time(n_bins * BIN_SECONDS) - _LEFT
-        parts.append(_panel(title, y, height, right))
-        parts.append(charts.heat_map(intensity(values), f"{name}{kind}", _LEFT, y, width, height, f"heat {kind}"))
+        grounds.append({"top": y, "bottom": y + height})
+        names.append({"y": y + height / 2, "text": title, "size": 12})
+        images.append((png(intensity(values)), y, n_bins * BIN_SECONDS / seconds * width, height))
         y += height + 8
     rows = [("decoded", _decoded_labels(decoded, decoding))]
     if decoding and decoding.reference is not None:
         rows.insert(0, ("reference", _reference_labels(decoded, decoding.reference)))
-    for title, labels in rows:
-        drawn, height = _label_row(title, labels, at, y)
-        parts.append(drawn)
+    labels: list[Row] = []
+    for title, members in rows:
+        names.append({"y": y + 7, "text": title, "size": 12})
+        placed, height = _place_labels(members, pixel, y)
+        labels += [{**row, "time": at(row.pop("frame"))} for row in placed]
         y += height
     y += 4
     order = _class_order(example.log_probs.shape[1])
     probabilities = np.exp(np.minimum(np.nan_to_num(example.log_probs, nan=-np.inf), 0.0))
-    height = _ROW * len(order)
-    parts += [_panel(None, y, height, right), _class_names(order, y, right)]
-    for span in decoded:  # a line from each decoded phoneme to its row of the probabilities
-        x = at(_centre(span))
-        parts.append(charts.line(x, y - 4, x, y + _ROW * order.index(span.token), "thread"))
-    image = _pool(probabilities, _MAX_COLUMNS, len(CLASSES) * 8)[:, order].T  # (V, F)
-    parts.append(charts.heat_map(image, f"{name}p", _LEFT, y, at(n_frames) - _LEFT, height, "heat probability"))
-    y += height
-    parts.append(charts.x_axis(time, y + 4, "seconds"))
+    height = float(_ROW * len(order))
+    grounds.append({"top": y, "bottom": y + height})
+    names += _class_names(order, y)
+    threads = [{"time": at(_centre(s)), "top": y - 4, "bottom": y + _ROW * order.index(s.token)} for s in decoded]
+    image = pool(probabilities, _MAX_COLUMNS, len(CLASSES) * 8)[:, order].T  # (V, F)
+    images.append((png(image), y, pixel(n_frames), height))
+    total = y + height + 4
+
+    def pixels(field: str) -> Any:
+        return alt.Y(f"{field}:Q").scale(domain=[0, total], nice=False, reverse=True).axis(None)
+
+    time = alt.X("time:Q").scale(domain=[0, seconds], nice=False).axis(alt.Axis(title="seconds", tickCount=10))
+    text = alt.Chart(alt.Data(values=names)).mark_text(align="right", baseline="middle")
+    layers: list[Chart] = [
+        alt.Chart(alt.Data(values=grounds))
+        .mark_rect(color=colour("ground"))
+        .encode(x=alt.value(0), x2=alt.value(width), y=pixels("top"), y2="bottom:Q"),
+        text.encode(x=alt.value(-8), y=pixels("y"), text="text:N", size=alt.Size("size:Q", scale=None, legend=None)),
+        alt.Chart(alt.Data(values=threads))
+        .mark_rule(color=colour("quiet"), strokeWidth=0.8, opacity=0.45)
+        .encode(x=time, y=pixels("top"), y2="bottom:Q"),
+        *(_image_layer(*image, pixels) for image in images),
+        alt.Chart(alt.Data(values=labels))
+        .mark_text(baseline="middle", font=MONO, fontSize=12)
+        .encode(
+            x=time,
+            y=pixels("y"),
+            text="text:N",
+            color=alt.Color("colour:N", scale=None, legend=None),
+            opacity=alt.condition("phoneme === '' || datum.phoneme === phoneme", alt.value(1), alt.value(0.25)),
+            tooltip=[alt.Tooltip("title:N", title=" "), alt.Tooltip("time:Q", title="seconds", format=".2f")],
+        ),
+    ]
+    title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
     label = f"Recording and phoneme probabilities of trial {example.trial}, {seconds:.1f} seconds"
-    style = f"min-width:{max(760, plot_width * 0.75) / 16:.1f}rem"
-    return charts.drawing(right + 12, y + 54, label, *parts, style=style)
+    chart: Chart = alt.layer(*layers).resolve_scale(color="independent")
+    chart = chart.properties(width=width, height=int(total), title=title, description=label)
+    return chart.add_params(alt.param(name="phoneme", value=""))
 
 
-def _panels(bins: np.ndarray) -> list[tuple[str, str, np.ndarray]]:
+def _image_layer(url: str, top: float, width: float, height: float, pixels: Callable[[str], Any]) -> Chart:
+    import altair as alt
+
+    data = alt.Data(values=[{"url": url, "y": top}])
+    mark = alt.Chart(data).mark_image(
+        aspect=False, align="left", baseline="top", smooth=False, width=width, height=height
+    )
+    return mark.encode(url="url:N", x=alt.value(0), y=pixels("y"))
+
+
+def _panels(bins: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Threshold crossings and spike-band power; one panel if the channels are not paired."""
     features = list_features(bins.shape[1])
     if len(features) == 1:
-        return [(counted(bins.shape[1], "channel"), "crossings", bins)]
+        return [(counted(bins.shape[1], "channel"), bins)]
     kinds = zip(("crossings", "power"), features, strict=True)
-    return [(kind, kind, bins[:, f.channels.start : f.channels.stop]) for kind, f in kinds]
+    return [(kind, bins[:, f.channels.start : f.channels.stop]) for kind, f in kinds]
 
 
 def intensity(bins: np.ndarray) -> np.ndarray:
@@ -122,24 +162,7 @@ def intensity(bins: np.ndarray) -> np.ndarray:
     centred = np.where(known, np.where(known, bins, 0.0) - mean, 0.0)
     sd = np.sqrt((centred**2).sum(axis=0) / n_known)
     scaled = centred / np.where(sd > 0, sd, 1.0)
-    return np.clip(_pool(scaled, _MAX_COLUMNS, _MAX_ROWS).T / _SATURATION_SD, 0.0, 1.0)
-
-
-def _pool(values: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Average neighbours along an axis that is longer than the image needs."""
-    for axis, limit in ((0, n_rows), (1, n_columns)):
-        size = -(-values.shape[axis] // limit)
-        if size > 1:
-            starts = np.arange(0, values.shape[axis], size)
-            lengths = np.diff(np.append(starts, values.shape[axis]))
-            sums = np.add.reduceat(values, starts, axis=axis)
-            values = sums / (lengths[:, None] if axis == 0 else lengths[None, :])
-    return values
-
-
-def _panel(title: str | None, y: float, height: float, right: float) -> Html:
-    ground = charts.rectangle(_LEFT, y, right - _LEFT, height, "ground")
-    return join(ground, charts.text(_LEFT - 8, y + height / 2 + 4, title, anchor="end")) if title else ground
+    return np.clip(pool(scaled, _MAX_COLUMNS, _MAX_ROWS).T / _SATURATION_SD, 0.0, 1.0)
 
 
 def _token_name(token: int) -> str:
@@ -196,27 +219,20 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
     return labels
 
 
-def _label_row(title: str, labels: Sequence[_Label], at: Callable[[float], float], y: float) -> tuple[Html, float]:
+def _place_labels(labels: Sequence[_Label], pixel: Callable[[float], float], y: float) -> tuple[list[Row], float]:
     """Labels side by side, on a second or third line if they would overlap; with the height of the row."""
     ends = [0.0, 0.0, 0.0]
-    parts = [charts.text(_LEFT - 8, y + 11, title, anchor="end")]
+    rows: list[Row] = []
     for label in labels:
-        x, half = at(label.frame), 3.9 * len(label.text) + 1.5
+        x, half = pixel(label.frame), 3.9 * len(label.text) + 1.5
         free = (i for i, end in enumerate(ends) if x - half >= end)
-        row = next(free, min(range(3), key=lambda i: ends[i]))
-        ends[row] = x + half
-        mark = tag(
-            "text",
-            tag("title", label.title),
-            label.text,
-            x=charts.coordinate(x),
-            y=charts.coordinate(y + 11 + row * _LABEL),
-            text_anchor="middle",
-            class_=f"token {label.kind}",
-        )
-        parts.append(mark)
-    n_rows = max((i + 1 for i, end in enumerate(ends) if end), default=1)
-    return join(*parts), _LABEL * n_rows + 4
+        line = next(free, min(range(3), key=lambda i: ends[i]))
+        ends[line] = x + half
+        row = {"frame": label.frame, "y": y + 7 + line * _LABEL, "text": label.text, "title": label.title}
+        phoneme = label.text.lstrip("+−")
+        rows.append({**row, "colour": colour(_LABEL_COLOURS[label.kind]), "phoneme": phoneme})
+    n_lines = max((i + 1 for i, end in enumerate(ends) if end), default=1)
+    return rows, _LABEL * n_lines + 4
 
 
 def _class_order(n_classes: int) -> list[int]:
@@ -226,16 +242,9 @@ def _class_order(n_classes: int) -> list[int]:
     return [CLASSES.index(name) for name in PHONEME_ORDER] + [BLANK]
 
 
-def _class_names(order: Sequence[int], y: float, right: float) -> Html:
-    """The names of the rows, with a line between groups."""
+def _class_names(order: Sequence[int], y: float) -> list[Row]:
+    """The names of the rows of probabilities."""
     if len(order) != len(CLASSES):
-        return charts.text(_LEFT - 8, y + _ROW * len(order) / 2, f"{len(order)} classes", anchor="end")
-    parts = []
-    for i, token in enumerate(order):
-        name = "blank" if token == BLANK else CLASSES[token]
-        parts.append(charts.text(_LEFT - 8, y + _ROW * i + 9.5, name, "tiny", "end"))
-    row = 0
-    for group in PHONEME_GROUPS.values():
-        row += len(group)
-        parts.append(charts.line(_LEFT, y + _ROW * row, right, y + _ROW * row, "guide"))
-    return join(*parts)
+        return [{"y": y + _ROW * len(order) / 2, "text": f"{len(order)} classes", "size": 12}]
+    names = ["blank" if token == BLANK else CLASSES[token] for token in order]
+    return [{"y": y + _ROW * (i + 0.5), "text": name, "size": 10} for i, name in enumerate(names)]

@@ -1,6 +1,7 @@
 """Number formats of the pages: per cent with one decimal, thousands separators, durations, tick labels."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 MISSING = "–"
@@ -73,3 +74,18 @@ def tick_label(value: float) -> str:
 
 def split_name(split: str) -> str:
     return _SPLIT_NAMES.get(split, split)
+
+
+def short_session_names(sessions: Sequence[str]) -> dict[str, str]:
+    """Labels of sessions: without the participant if it is the same for all; long names are truncated.
+
+    Sessions that would get the same label are numbered.
+    """
+    names = list(dict.fromkeys(sessions))
+    short = names
+    if len(names) > 1 and len({name.partition(".")[0] for name in names}) == 1:
+        short = [name.partition(".")[2] or name for name in names]
+    short = [name if len(name) <= 16 else name[:15] + "…" for name in short]
+    if len(set(short)) < len(short):
+        short = [f"{name} {i}" for i, name in enumerate(short, start=1)]
+    return dict(zip(names, short, strict=True))

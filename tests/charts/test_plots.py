@@ -1,0 +1,105 @@
+"""Charts outside a page: what notebooks get."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import vl_convert
+
+from arcuate.charts.formats import short_session_names
+from arcuate.charts.images import pool
+from arcuate.charts.plots import Line, Rate, ValueAxis, for_notebook, line_chart, log_domain, session_chart
+from arcuate.charts.series import thin_curve
+from arcuate.charts.theme import DARK, LIGHT, colour, resolve
+from arcuate.errors import UserError
+from arcuate.insight.comparison import compare
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.render import make_figure, static_svg
+from support.fabricate_runs import make_run
+
+
+def draw(chart: Any) -> str:
+    """The chart drawn by Vega; it has no colour variables left, which only a page defines."""
+    svg = str(vl_convert.vegalite_to_svg(chart.to_dict()))
+    assert "var(--" not in svg and "NaN" not in svg
+    return svg
+
+
+def test_runs_diagnoses_and_comparisons_are_plotted(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a", per=0.3), make_run(tmp_path / "b", ["schedule.peak_lr=0.001"], per=0.2, seed=1)
+    svg = draw(a.plot_curves())
+    assert "Phoneme error rate on validation" in svg and "Training loss" in svg
+    assert "best 30.2" in draw(diagnose(a.path).plot())
+    assert "Difference from a" in draw(compare(a, b).plot())
+
+
+def test_a_run_without_a_log_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    run.metrics_file.write_text("")
+    with pytest.raises(UserError, match="nothing to plot"):
+        run.plot_curves()
+
+
+def test_light_and_dark_charts_differ_in_colours_only() -> None:
+    lines = [Line("a", "blue", thin_curve(range(20), np.linspace(1, 0.1, 20).tolist()))]
+    chart = line_chart(lines, ValueAxis(percent=True), title="t", label="l")
+    light, dark = (json.dumps(for_notebook(chart, dark=dark).to_dict()) for dark in (False, True))
+    assert LIGHT["blue"] in light and DARK["blue"] in dark
+    for name in sorted(LIGHT, key=lambda n: -len(n)):
+        light, dark = light.replace(LIGHT[name], name), dark.replace(DARK[name], name)
+    assert light == dark
+
+
+def test_palettes_have_the_same_names_and_unknown_ones_are_refused() -> None:
+    assert LIGHT.keys() == DARK.keys()
+    assert resolve(f"fill: {colour('teal')}") == f"fill: {LIGHT['teal']}"
+    with pytest.raises(KeyError):
+        colour("mauve")
+
+
+def test_gaps_and_lone_points_are_drawn() -> None:
+    values = [1.0, None, 0.5, None, 0.25, 0.2]
+    lines = [Line("a", "blue", thin_curve(range(6), values))]
+    figure = make_figure(line_chart(lines, ValueAxis(), title="t", label="l"))
+    rows = figure.spec["data"]["values"]
+    assert [row["step"] for row in rows if row.get("lone")] == [0.0, 2.0]
+    assert static_svg(figure).count("<path aria-label") + static_svg(figure).count("L") > 1
+
+
+def test_static_drawings_have_no_tooltips_and_unique_ids() -> None:
+    lines = [Line("a", "blue", thin_curve(range(300), np.linspace(1, 0.1, 300).tolist()))]
+    figure = make_figure(line_chart(lines, ValueAxis(), title="t", label="a < b & c"))
+    first, second = static_svg(figure, "first"), static_svg(figure, "second")
+    assert len(first) < 20_000 and 'aria-label="a &lt; b &amp; c"' in first
+    assert first.replace("firsts", "seconds") == second
+
+
+def test_linked_charts_know_the_session() -> None:
+    sessions = ["sim.2023.08.11", "sim.2023.08.13"]
+    rates = [Rate(s, 0.1 * i, 0.0, 0.3) for i, s in enumerate(sessions, start=1)]
+    chart = session_chart(rates, short_session_names(sessions), title="t", label="l", overall=0.15)
+    spec = make_figure(chart).spec
+    assert {param["name"] for param in spec["params"]} >= {"hidden", "session"}
+    assert "session === ''" in json.dumps(spec)
+
+
+def test_session_labels_are_short_and_unique() -> None:
+    assert short_session_names(["t15.a", "t15.b"]) == {"t15.a": "a", "t15.b": "b"}
+    assert short_session_names(["t12.a", "t15.a"]) == {"t12.a": "t12.a", "t15.a": "t15.a"}
+    long = ["x" * 20 + "1", "x" * 20 + "2"]
+    assert len(set(short_session_names(long).values())) == 2
+
+
+def test_logarithmic_domain_has_room_for_ticks() -> None:
+    low, high = log_domain([0.3, 0.31])
+    assert low < 0.16 and high > 0.6
+    assert log_domain([]) == pytest.approx(log_domain([1.0, 10.0]))
+
+
+def test_pooling_keeps_the_mean() -> None:
+    values = np.arange(60.0).reshape(6, 10)
+    pooled = pool(values, 3, 5)
+    assert pooled.shape == (3, 5)
+    assert pooled.mean() == pytest.approx(values.mean())
