@@ -81,7 +81,7 @@ def test_a_stream_reports_narrowed_frames() -> None:
 def test_offline_decoding_is_unbounded_and_live_is_not(tmp_path: Path) -> None:
     lexicon, lm = write_words(tmp_path)
     assert DecodingConfig().max_candidates is None
-    live = load_search(small_model(), str(lm), str(lexicon), DecodingConfig(beam=50))
+    live = load_search(small_model(), str(lm), str(lexicon), DecodingConfig(beam=100))
     assert live.settings.max_candidates == 2_000
-    chosen = load_search(small_model(), str(lm), str(lexicon), DecodingConfig(beam=50, max_candidates=9_000))
+    chosen = load_search(small_model(), str(lm), str(lexicon), DecodingConfig(beam=100, max_candidates=9_000))
     assert chosen.settings.max_candidates == 9_000
