@@ -141,7 +141,10 @@ def check_decodes(served: Served) -> None:
     offline.push(bins(60, seed=9))
 
     async def go() -> dict:
-        async with asyncio.timeout(120), websockets.connect(served.url("/events"), max_size=None) as events:
+        async with (
+            asyncio.timeout(120),
+            websockets.connect(served.url("/events"), max_size=None, max_queue=None) as events,
+        ):
             while True:  # until the server has noticed that the last sender is gone
                 async with websockets.connect(served.url("/frames")) as frames:
                     with contextlib.suppress(websockets.exceptions.ConnectionClosed):
@@ -179,7 +182,7 @@ def test_commands_of_viewers(capfd: pytest.CaptureFixture[str]) -> None:
     seeds = [json.dumps({"type": n, "paused": True, "speed": 2, "trial": "a", "n": 1}).encode() for n in names]
 
     async def go(served: Served) -> None:
-        async with websockets.connect(served.url("/events"), max_size=None) as events:
+        async with websockets.connect(served.url("/events"), max_size=None, max_queue=None) as events:
             for content in damaged(seeds, 100, 5000):
                 await events.send(content.decode("utf-8", "replace"))
             await events.send('{"type": "open"}')
