@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live test thorough lint types audit clean
+.PHONY: demo live pictures test thorough lint types audit clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -48,6 +48,10 @@ audit: .venv/.installed-dev
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) --editable '.[dev]'
 	touch $@ .venv/.installed
+
+# every picture in docs/images; look at each before committing it
+pictures: .venv/.installed-dev runs/demo/recipe.yaml
+	$(BIN)/python benchmarks/pictures.py --run runs/demo --out docs/images
 
 clean:
 	rm -rf .venv runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

@@ -95,6 +95,19 @@ def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.Mon
     assert exported.search.lm == "words.alm" == original.search.lm
 
 
+def test_a_trained_transducer_is_exported(folder: Path) -> None:
+    result = export(GOLDEN / "run-ssm", folder / "ssm.arcx", **WORDS)
+    assert open_export(result.path).head == "both"
+    run = shutil.copytree(GOLDEN / "run-ssm", folder / "run-ssm")
+    for head in (None, "ctc", "transducer"):
+        exported = decode(folder / "ssm.arcx", data=folder / "store", head=head)
+        original = decode(run, **WORDS, data=folder / "store", head=head)
+        assert exported.search.head == original.search.head
+        assert [t.text for t in exported] == [t.text for t in original]
+    result = export(run, folder / "ssm.arcx", **WORDS, head="ctc")
+    assert "predictor.onnx" not in open_export(result.path).archive
+
+
 def test_live_commands_accept_the_file(folder: Path) -> None:
     found = bench_live(folder / "model.arcx", seconds=3, real_time=False, data=folder / "store")
     assert found.timings.wall and found.n_lexicon_words == 87
@@ -107,7 +120,7 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
     [
         ({"adapt": "one-step"}, "--adapt needs gradients"),
         ({"lm": "other.alm"}, "--lm is fixed"),
-        ({"head": "both"}, "--head both needs the run folder"),
+        ({"head": "both"}, "has no transducer"),
     ],
 )
 def test_options_that_need_the_run_are_refused(folder: Path, options: dict, words: str) -> None:

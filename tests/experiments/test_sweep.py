@@ -20,14 +20,11 @@ from support.forking import arcuate
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 from arcuate.experiments.journal import Journal
+from arcuate.experiments.search_space import Choices, Dimension, Range, read_space
 from arcuate.experiments.sweep import (
-    Choices,
-    Dimension,
-    Range,
     SweepPlan,
     claim_trial,
     open_study,
-    read_space,
     run_trial,
     summarise_study,
     to_distribution,
@@ -106,15 +103,15 @@ def sweep(cohort_store: Path, tmp_path: Path) -> Any:
 
 
 def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) -> None:
-    study = open_study(sweep)
-    with claim_trial(sweep, study) as first, claim_trial(sweep, open_study(sweep)) as second:
+    shared, study = open_study(sweep)
+    with claim_trial(sweep, shared, study) as first, claim_trial(sweep, *open_study(sweep)) as second:
         assert (first.number, second.number) == (0, 1)  # the second worker leaves the first one's alone
         assert first.params != second.params
-        with claim_trial(sweep, study) as third:
+        with claim_trial(sweep, shared, study) as third:
             assert third is None
-    with claim_trial(sweep, open_study(sweep)) as again:
+    with claim_trial(sweep, *open_study(sweep)) as again:
         assert again.params in (first.params, second.params)
-    states = [t.state for t in summarise_study(sweep, study).trials]
+    states = [t.state for t in summarise_study(sweep.out, study).trials]
     assert states == ["fail", "fail", "running"]
 
 
@@ -141,7 +138,7 @@ time.sleep(60)
 
 def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", HOPELESS))
-    study = open_study(sweep)
+    _, study = open_study(sweep)
     dimensions = {d.path: to_distribution(d) for d in sweep.space}
     for per in (0.5, 0.4, 0.3, 0.2, 0.1):
         trial = study.ask(dimensions)
@@ -150,10 +147,31 @@ def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest
     trial, started = study.ask(dimensions), time.monotonic()
     run_trial(sweep, study, trial, Stop())
     assert time.monotonic() - started < 30
-    result = summarise_study(sweep, study)
+    result = summarise_study(sweep.out, study)
     assert (result.trials[-1].state, result.trials[-1].per) == ("pruned", 1.0)
     assert result.best is not None
     assert (result.best.number, result.best.per) == (4, 0.1)
+
+
+STOPPED_BY_THE_GUARD = """
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+run.mkdir()
+(run / "recipe.yaml").write_text("train: {steps: 600}")
+(run / "metrics.jsonl").write_text(json.dumps({"step": 2, "split": "val", "per": 0.01}) + "\\n")
+(run / "incidents.jsonl").write_text(json.dumps({"step": 2, "action": "stop"}) + "\\n")
+print(json.dumps({"best_per": 0.01, "steps": 2}))
+"""
+
+
+def test_a_trial_that_did_not_finish_is_never_the_best(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", STOPPED_BY_THE_GUARD))
+    study = open_study(sweep)
+    run_trial(sweep, study, study.ask({d.path: to_distribution(d) for d in sweep.space}), Stop())
+    result = summarise_study(sweep, study)
+    assert result.best is None and result.trials[0].state == "fail"
+    assert result.trials[0].reason == "stopped by the guard at step 2 of 600"
 
 
 # The command
@@ -222,16 +240,16 @@ def test_a_bad_space_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
 
 
 def test_a_torn_line_of_the_journal_is_skipped(sweep: Any, messages: list[str]) -> None:
-    study, journal = open_study(sweep), sweep.out / "study.journal"
+    (_, study), journal = open_study(sweep), sweep.out / "study.journal"
     trial = study.ask({d.path: to_distribution(d) for d in sweep.space})
     study.tell(trial, 0.4)
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "worker_id": "0a')  # a worker killed while it wrote
-    again = open_study(sweep)
+    _, again = open_study(sweep)
     assert [t.value for t in again.get_trials()] == [0.4]
     second = again.ask({d.path: to_distribution(d) for d in sweep.space})
     again.tell(second, 0.3)
-    third = open_study(sweep)
+    _, third = open_study(sweep)
     assert [t.value for t in third.get_trials()] == [0.4, 0.3]
     assert any("incomplete line" in line for line in messages)
     assert [t.value for t in study.get_trials()] == [0.4, 0.3]  # a worker that had read the lines before

@@ -186,7 +186,11 @@ def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
     import altair as alt
 
     axis = alt.Axis(
-        title=title, format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d", tickCount=6, labelOverlap=True
+        title=title,
+        format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not 0k
+        tickCount=6,
+        labelOverlap=True,
     )
     return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
 
@@ -224,10 +228,12 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
-    text = base.mark_text(
-        align="right" if right else "left", dy=-14, dx=4 if right else -4, fontWeight=600, color=colour("ink")
-    )
-    return [ring, text.encode(text="text:N")]
+    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 4 if right else -4}
+    text = [
+        base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
+        for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
+    ]
+    return [*text, ring]
 
 
 def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
@@ -329,9 +335,10 @@ def _overlaid(
     ]
     layers: list[Chart] = [
         base.mark_line(strokeWidth=1.7, opacity=0.85, clip=True).encode(strokeDash=dashes).add_params(zoom),
-        base.transform_filter("datum.lone").mark_circle(size=24, opacity=1),
         base.mark_circle(size=160, opacity=0, clip=True).encode(tooltip=tooltip).properties(name="hover"),
     ]
+    if any("lone" in row for row in rows):
+        layers.append(base.transform_filter("datum.lone").mark_circle(size=24, opacity=1))
     label = f"{title} over steps, {len(runs)} runs: {', '.join(names)}"
     return _finish(alt.layer(*layers), title + (", logarithmic" if y.log else ""), label, HEIGHT, hidden=[])
 

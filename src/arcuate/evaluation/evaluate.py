@@ -9,8 +9,9 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import SPLITS, session_order
+from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.significance import bootstrap_interval

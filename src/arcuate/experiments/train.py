@@ -174,6 +174,11 @@ def train(
         if dry_run:
             return setup.result(dry_run=True, steps=recipe.train.steps)
         return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{machine.device} has too little memory for this batch ({str(error).splitlines()[0]}); divide the batch"
+            " size (data.batching) and multiply train.accumulate by the same number, or choose a smaller model"
+        ) from None
     finally:
         shut_down_distributed()
 
@@ -417,6 +422,8 @@ def _run_loop(
     """Run the remaining steps from the restored or initial state."""
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of an earlier training in this process
     planned = _planned_batches(setup)
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks

@@ -12,11 +12,12 @@ from arcuate.data.alphabet import boundary_index
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
 from arcuate.decoding.layout import ModelDelay, ModelLayout, candidate_bound
 from arcuate.decoding.log_probs import reorder_classes
-from arcuate.decoding.transducer import Head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import CausalModel, score_sentences
