@@ -44,10 +44,11 @@ def test_the_candidates_of_a_frame_are_bounded(scale: float) -> None:
 
 
 def test_a_bound_that_is_not_reached_changes_nothing() -> None:
-    certain = frames(40, 6.0)
-    state = BOUNDED.step(BOUNDED.start(), certain)
+    log_probs = frames(25, 1.0)
+    high = FREE.with_settings(WIDE.model_copy(update={"max_candidates": max(count_candidates(FREE, log_probs))}))
+    state = high.step(high.start(), log_probs)
     assert state.n_narrowed == 0
-    assert BOUNDED.finish(state, 5) == FREE.search(certain, 5)
+    assert high.finish(state, 5) == FREE.search(log_probs, 5) != BOUNDED.search(log_probs, 5)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -64,7 +65,7 @@ def test_the_bound_leaves_room_for_the_beam() -> None:
     """Entries of the beam are candidates too; losing them would lose the sentence."""
     search = FREE.with_settings(WIDE.model_copy(update={"beam": 2_000, "max_candidates": LIMIT}))
     state = search.step(search.start(), frames(20, 0.0))
-    assert len(search.workspace.candidates.entries) <= 8_000 and len(state.beam) == 2_000
+    assert len(search.workspace.candidates.entries) <= 8_000 and len(state.beam) > LIMIT
 
 
 def test_a_stream_reports_narrowed_frames() -> None:

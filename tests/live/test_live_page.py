@@ -81,7 +81,7 @@ def test_words_appear_and_become_final(page) -> None:
     errors = ", ".join(f"#history .{op}" for op in ("substitution", "deletion", "insertion"))
     page.wait_for_selector(errors, state="attached")  # the model is untrained
     page.wait_for_function(  # with the errors, after the sentence
-        "document.getElementById('announce').textContent"
+        "() => document.getElementById('announce').textContent"
         " && document.getElementById('reference').innerText.startsWith('reference')"
     )
     page.wait_for_selector("#history li")
@@ -94,12 +94,12 @@ def test_the_reference_is_shown_before_the_end_only_on_demand(page) -> None:
     assert not any(text in option for text in texts if text for option in options)
     page.wait_for_selector("#words[data-kind=partial] .word")
     page.wait_for_function(
-        "document.querySelector('#words[data-kind=partial]') ? !document.querySelector('#reference b') : false"
+        "() => document.querySelector('#words[data-kind=partial]') ? !document.querySelector('#reference b') : false"
     )
     page.keyboard.press("s")
     page.wait_for_selector("#toggle-reference[aria-pressed=true]")
     page.wait_for_function(
-        "document.querySelector('#words[data-kind=partial]') && document.querySelector('#reference b')"
+        "() => document.querySelector('#words[data-kind=partial]') && document.querySelector('#reference b')"
     )
     assert any(text in option for text in texts if text for option in page.locator("#trial option").all_inner_texts())
     page.click("#toggle-reference")
@@ -121,7 +121,7 @@ def test_earlier_sentences_can_be_scrolled_back_to(page, served: Served) -> None
         served.live.broadcaster.publish(
             {**final, "alternatives": [], "reference": None, "alignment": None, "cut": False}
         )
-    page.wait_for_function("document.querySelectorAll('#history li').length > 50")
+    page.wait_for_function("() => document.querySelectorAll('#history li').length > 50")
     found = page.evaluate(
         "(() => { const h = document.getElementById('history');"
         " return [h.scrollHeight, h.clientHeight, h.scrollTop]; })()"
@@ -129,7 +129,7 @@ def test_earlier_sentences_can_be_scrolled_back_to(page, served: Served) -> None
     assert found[0] > found[1] and found[2] > 0  # the newest are in view
     page.evaluate("document.getElementById('history').scrollTop = 0")
     count = page.locator("#history li").count()
-    page.wait_for_function(f"document.querySelectorAll('#history li').length > {count}")
+    page.wait_for_function(f"() => document.querySelectorAll('#history li').length > {count}")
     assert page.evaluate("document.getElementById('history').scrollTop") == 0  # reading is not interrupted
 
 
@@ -141,10 +141,10 @@ def test_finished_sentences_are_spoken_on_demand(page) -> None:
     page.wait_for_selector("#words[data-kind=final]")
     assert page.evaluate("window.spoken") == []
     page.keyboard.press("v")
-    page.wait_for_function("window.spoken.length > 0")
+    page.wait_for_function("() => window.spoken.length > 0")
     assert page.evaluate("window.spoken[0]").strip()
     page.click("#toggle-voice")
-    page.wait_for_function("window.spoken.at(-1) === null")
+    page.wait_for_function("() => window.spoken.at(-1) === null")
 
 
 def test_a_page_opened_later_shows_the_last_seconds(browser, served: Served) -> None:
@@ -156,7 +156,7 @@ def test_a_page_opened_later_shows_the_last_seconds(browser, served: Served) -> 
         page.set_default_timeout(PATIENT_MS)
         page.goto(f"http://127.0.0.1:{served.port}/")
         page.wait_for_selector("#state[data-state=paused]")
-        page.wait_for_function(COLOURS + " > 10")
+        page.wait_for_function(f"() => {COLOURS} > 10")
         page.close()
     finally:
         served.live.handle_command({"type": "pause", "paused": False})
@@ -168,7 +168,7 @@ def test_the_page_says_that_decoding_has_failed(browser) -> None:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)
         page.goto(f"http://127.0.0.1:{served.port}/")
-        page.wait_for_selector("#state[data-state=listening]")
+        page.wait_for_selector("#state:not([data-state=connecting])")
         assert not page.is_visible("#failure")
         served.live.session.fail("the rig <b>stopped</b>")
         page.wait_for_selector("#state[data-state=stopped]")
