@@ -3,9 +3,14 @@
 python benchmarks/export.py --recipe b2t25-gru --channels 512 --sessions 5
 
 Random weights in the shape of a recipe. The three streams (torch, ONNX fp32, ONNX int8) take turns bin by bin in one
-process on one thread, so that other programs on the machine slow all of them alike. `frame` is the time of all bins of
-a frame; `last bin` is the time from the last bin of a frame to its log-probabilities, with `precompute` between bins
-where a stream has it. Memory, import and load time are those of separate processes that decode one frame.
+process on one thread, and times are CPU times of that thread, so that other programs on the machine hardly count.
+`frame` is the time of all bins of a frame; `last bin` is the time from the last bin of a frame to its
+log-probabilities, with `precompute` between bins where a stream has it. Memory, import and load time are those of
+separate processes that decode one frame.
+
+python benchmarks/export.py --accuracy runs/first-gru runs/second-gru …
+
+compares int8 with fp32 on the validation trials of runs: PER (greedy) and WER, with paired 95 % intervals.
 
 python benchmarks/export.py --start runs/demo --file model.arcx --python RUNTIME_ENV/bin/python
 
@@ -29,13 +34,16 @@ import torch
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
-from arcuate.experiments.export import write_export
+from arcuate.evaluation.decode import decode
+from arcuate.evaluation.significance import score_difference
+from arcuate.experiments.export import export, write_export
 from arcuate.experiments.recipe import load_recipe
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.engine import make_engine
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.io import save_model
 from arcuate.models.model import Model
+from arcuate.run import Run
 from arcuate.runtime import Decoder
 
 START = """
@@ -51,6 +59,7 @@ first = time.perf_counter()
 with open("/proc/self/status") as file:
     rss = next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
 times = {{"import_s": imported - started, "load_s": loaded - imported, "first_s": first - started}}
+times["cpu_s"] = time.process_time()
 print(json.dumps({{**times, "rss": rss}}))
 """
 LOADERS = {
@@ -74,7 +83,10 @@ def make_model(recipe: str, n_channels: int, n_sessions: int) -> Model:
 
 
 def time_streams(streams: dict[str, Any], n_channels: int, n_frames: int, stride: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per frame and after its last bin, with all streams in turns."""
+    """Milliseconds of CPU time per frame and after its last bin, with all streams in turns.
+
+    The CPU time of the thread does not contain the time in which other programs had the core.
+    """
     rng = np.random.default_rng(0)
     total: dict[str, list[float]] = {name: [] for name in streams}
     last: dict[str, list[float]] = {name: [] for name in streams}
@@ -82,11 +94,11 @@ def time_streams(streams: dict[str, Any], n_channels: int, n_frames: int, stride
     for n in range(100 + n_frames * stride):
         row = rng.normal(0.0, 1.0, (1, n_channels)).astype(np.float32)
         for name, stream in streams.items():
-            started = time.perf_counter()
+            started = time.thread_time()
             partial = stream.push(row)
-            ended = time.perf_counter()
+            ended = time.thread_time()
             stream.precompute()
-            spent[name] += time.perf_counter() - started
+            spent[name] += time.thread_time() - started
             if len(partial.log_probs):
                 if n >= 100:  # after warming up
                     total[name].append(1000 * spent[name])
@@ -122,12 +134,13 @@ def median_of(measure: list[Callable[[], dict[str, float]]], n: int) -> list[dic
     return [{key: statistics.median(r[i][key] for r in rounds) for key in rounds[0][i]} for i in range(len(measure))]
 
 
-def print_row(name: str, mb: float, timed: dict[str, float] | None, start: dict[str, float]) -> None:
+def print_row(name: str, mb: float, timed: dict[str, float] | None, start: dict[str, float] | None) -> None:
     cells = [name, f"{mb:.1f}"]
     if timed is not None:
-        keys = ("frame_p50", "frame_p99", "last_p50", "last_p99")
-        cells += [f"{timed[key]:.2f}" for key in keys]
-    cells += [f"{start['rss']:.0f}", f"{start['import_s']:.2f}", f"{start['load_s']:.2f}", f"{start['first_s']:.2f}"]
+        cells += [f"{timed[key]:.2f}" for key in ("frame_p50", "frame_p99", "last_p50", "last_p99")]
+    if start is not None:
+        cells.append(f"{start['rss']:.0f}")
+        cells += [f"{start[key]:.2f}" for key in ("import_s", "load_s", "first_s", "cpu_s")]
     print("| " + " | ".join(cells) + " |")
 
 
@@ -147,17 +160,16 @@ def compare_steps(options: argparse.Namespace) -> None:
         }
         timed = time_streams(streams, options.channels, options.frames, model.config.settings.front_end.patch.stride)
         del streams
-        starts = median_of(
-            [
-                lambda: start_process("torch", run, options.python, ", lm=None"),
-                lambda: start_process("onnx", fp32, options.python),
-                lambda: start_process("onnx", int8, options.python),
-            ],
-            options.rounds,
-        )
+        processes: list[Callable[[], dict[str, float]]] = [
+            lambda: start_process("torch", run, options.python, ", lm=None"),
+            lambda: start_process("onnx", fp32, options.python),
+            lambda: start_process("onnx", int8, options.python),
+        ]
+        starts = median_of(processes, options.rounds) if options.rounds else [None, None, None]
         sizes = [sum(f.stat().st_size for f in run.iterdir()), fp32.stat().st_size, int8.stat().st_size]
-    print("| | MB | frame p50 ms | p99 | last bin p50 ms | p99 | RSS MB | import s | load s | first frame s |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    columns = ["MB", "frame p50 ms", "p99", "last bin p50 ms", "p99"]
+    columns += ["RSS MB", "import s", "load s", "first frame s", "CPU s"] if options.rounds else []
+    print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for (name, times), size, start in zip(timed.items(), sizes, starts, strict=True):
         print_row(name, size / 1e6, times, start)
 
@@ -170,9 +182,40 @@ def compare_starts(options: argparse.Namespace) -> None:
         ],
         options.rounds,
     )
-    print("| | MB | RSS MB | import s | load s | first frame s |\n|---|---|---|---|---|---|")
+    print("| | MB | RSS MB | import s | load s | first frame s | CPU s |\n|---|---|---|---|---|---|---|")
     print_row("torch, StreamingDecoder", 0.0, None, found[0])
     print_row("runtime.Decoder", options.file.stat().st_size / 1e6, None, found[1])
+
+
+def compare_accuracy(options: argparse.Namespace) -> None:
+    """PER and WER of int8 and fp32 exports on the same trials."""
+    print("| run | trials | PER fp32 | PER int8 | difference (points) | WER fp32 | WER int8 | difference (points) |")
+    print("|---|---|---|---|---|---|---|---|")
+    for run in options.accuracy:
+        with tempfile.TemporaryDirectory() as folder:
+            results = {}
+            for precision in ("fp32", "int8"):
+                path = Path(folder) / f"{precision}.arcx"
+                found = export(run, path, int8=precision == "int8")
+                results[precision] = decode(path, data=Run(run).data()["path"], beam=options.beam, n_best=1)
+        assert found.int8 is not None
+        phonemes, words = found.int8, {name: [t.word_errors for t in r] for name, r in results.items()}
+        scored = {name: [s for s in scores if s is not None] for name, scores in words.items()}
+        change = score_difference(scored["int8"], scored["fp32"])
+        assert change is not None
+        cells = [run.name, str(phonemes.n_trials), percent(phonemes.per_fp32), percent(phonemes.per_int8)]
+        cells.append(interval(phonemes.difference, phonemes.low, phonemes.high))
+        cells += [percent(results["fp32"].wer), percent(results["int8"].wer)]
+        cells.append(interval(change.rate, change.low, change.high))
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def percent(rate: float | None) -> str:
+    return "–" if rate is None else f"{100 * rate:.2f} %"
+
+
+def interval(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
 
 
 def main() -> None:
@@ -181,12 +224,19 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=512)
     parser.add_argument("--sessions", type=int, default=5)
     parser.add_argument("--frames", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3, help="processes started per arm")
+    parser.add_argument("--rounds", type=int, default=3, help="processes started per arm; 0: only the time per frame")
+    parser.add_argument("--accuracy", type=Path, nargs="+", help="run folders to compare int8 with fp32 on")
+    parser.add_argument("--beam", type=int, default=100, help="with --accuracy: beam of the word search")
     parser.add_argument("--start", type=Path, help="run folder whose start is compared with that of --file")
     parser.add_argument("--file", type=Path, help="exported model with words")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment of the runtime")
     options = parser.parse_args()
-    compare_steps(options) if options.start is None else compare_starts(options)
+    if options.accuracy:
+        compare_accuracy(options)
+    elif options.start is not None:
+        compare_starts(options)
+    else:
+        compare_steps(options)
 
 
 if __name__ == "__main__":

@@ -393,6 +393,12 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
     return arrays
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an .npy file; ValueError if it is damaged or holds other than numbers or text."""
+    with path.open("rb") as stream:
+        return _read_npy(stream, path.stat().st_size)
+
+
 def check_expansion(n_bytes: int, n_packed: int) -> None:
     """Raise ValueError if `n_packed` bytes of a file expand to far more than those of real data do."""
     if n_bytes > _FREE_BYTES + _MAX_EXPANSION * n_packed:
@@ -438,6 +444,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        check_resources(error, path)
         raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must contain one JSON object")
@@ -475,17 +482,21 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
-_ERRNO = re.compile(r"errno = (\d+)")  # in messages of HDF5
+_ERRNO = re.compile(r"(?:errno = |\(os error |: [A-Z][\w ]+ \()(\d+)")  # in messages of HDF5, safetensors and torch
+
+
+class OutOfResources(UserError):
+    """Raised when a file cannot be opened for lack of file handles or memory, which says nothing about the file."""
 
 
 def check_resources(error: BaseException, path: Path) -> None:
-    """Raise UserError if reading `path` failed because files or memory ran out, which says nothing about the file."""
+    """Raise OutOfResources if reading `path` failed because file handles or memory ran out."""
     found = _ERRNO.search(str(error))
     number = getattr(error, "errno", None) or (int(found[1]) if found else None)
     if number in (errno.EMFILE, errno.ENFILE):
-        raise UserError(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
+        raise OutOfResources(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
     if number == errno.ENOMEM:
-        raise UserError(f"{path} cannot be opened: not enough memory; close other programs") from error
+        raise OutOfResources(f"{path} cannot be opened: not enough memory; close other programs") from error
 
 
 def describe_error(error: Exception) -> str:

@@ -30,7 +30,7 @@ from arcuate.errors import UserError
 
 __all__ = ["Decoder", "ModelDelay", "Partial", "Statistics", "UserError"]
 
-_WARM_UP_ROWS = 1 << 21  # of the lookahead cache: 25 MB
+_WARM_UP_ROWS = 1 << 20  # of the lookahead cache: 12 MB
 _STATE_MAGIC = b"arcuate-state-1\n"
 _DIGEST_BYTES = 20
 

@@ -171,6 +171,17 @@ def test_no_operator_reads_files_or_loops() -> None:
     assert not OPERATORS & {"If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Tile", "RandomNormal"}
 
 
+def test_a_graph_that_loads_and_fails_is_one_sentence(path: Path, tmp_path: Path) -> None:
+    """The number of columns that a slice takes is a constant, which only a run finds to be wrong."""
+    model = onnx.load_from_string(open_archive(path).bytes("bin.onnx"))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.INT64:
+            tensor.raw_data = np.full(tensor.dims, 5, np.int64).tobytes()
+    forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": model.SerializeToString()})
+    with pytest.raises(UserError, match=r"bin\.onnx"):
+        Decoder.load(forged, warm=False).push(bins(30))
+
+
 def test_forged_graphs_do_not_load(path: Path, tmp_path: Path) -> None:
     forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": REFUSED["external data"]})
     with pytest.raises(UserError, match=r"bin\.onnx is not a graph"):

@@ -29,6 +29,8 @@ from arcuate.experiments.sweep import (
     summarise_study,
     to_distribution,
 )
+from arcuate.insight.sweep import sweep_page
+from support.pages import check_page
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
 SPACE = "schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
@@ -113,6 +115,17 @@ def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) 
         assert again.params in (first.params, second.params)
     states = [t.state for t in summarise_study(sweep.out, study).trials]
     assert states == ["fail", "fail", "running"]
+
+
+def test_the_page_shows_every_trial_against_its_settings(sweep: Any) -> None:
+    shared, study = open_study(sweep)
+    for per in (0.4, 0.3):
+        with claim_trial(sweep, shared, study) as trial:
+            study.tell(trial, per)
+    page = sweep_page(sweep.out)
+    titles = [spec["description"] for spec in check_page(page).specs]
+    assert {f"PER against {d.path}" for d in sweep.space} < set(titles)
+    assert "<b>30.0\u202f%</b>" in page and "40.0\u202f%" in page
 
 
 def test_another_sweep_is_rejected_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ COMMANDS = {
     "lm export": Command(["lm", "export", "a.alm", "new.arpa"], ["new.arpa"], keep=["a.alm"]),
     "import": Command(["import", "official", "new", "--kind", "nejm"], ["new"], keep=["official"]),
     "average": Command(["average", "run"], ["run/checkpoints/average"], keep=["run/checkpoints/step-00000004"]),
+    "export": Command(["export", "run", "new.arcx", *WORDS[:4]], ["new.arcx"], keep=["run", "a.alm"]),
     "submit": Command(["submit", "test.jsonl", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]),
     "report": Command(["report", "run"], ["run/report.html"], keep=["run/results"]),
     "ledger": Command(["ledger", ".", "--out", "new.md"], ["new.md"], keep=["run"]),

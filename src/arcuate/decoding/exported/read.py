@@ -2,10 +2,11 @@
 
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
 from arcuate.decoding.exported.transducer import ExportedTransducer
 from arcuate.decoding.heads import HEAD_NAMES, Head
 from arcuate.decoding.layout import ModelDelay, ModelLayout, candidate_bound
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.log_probs import reorder_classes, reorder_for_words
 from arcuate.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'a
 @dataclass(frozen=True)
 class SearchSettings:
     """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
+
+    boundary: ClassVar[None] = None  # exported files have the default boundary
+    fold: ClassVar[tuple[str, ...]] = ()
 
     beam: int
     threshold: float
@@ -169,13 +173,39 @@ def _open_session(file: ExportedFile, name: str, threads: int) -> tuple[Any, dic
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    errors = _runtime_errors()
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime raises classes of its own, which share no base
+    except errors as error:
         raise damaged(file.path, f"{name}.onnx cannot be loaded ({' '.join(str(error).split())[:120]})") from None
     inputs = {i.name: (i.type, tuple(i.shape)) for i in session.get_inputs()}
     outputs = {o.name: (o.type, tuple(o.shape)) for o in session.get_outputs()}
-    return session, inputs, outputs
+    return _CheckedSession(session, errors, where), inputs, outputs
+
+
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of ONNX Runtime, which share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found = [c for c in vars(state).values() if isinstance(c, type) and issubclass(c, Exception)]
+    return (*found, RuntimeError, ValueError)
+
+
+@dataclass(frozen=True, eq=False)
+class _CheckedSession:
+    """A graph whose failures are user errors: a graph made to deceive may load and fail on its inputs."""
+
+    session: Any
+    errors: tuple[type[Exception], ...]
+    where: str
+
+    def run(self, outputs: list[str], inputs: dict[str, Any], /) -> list[np.ndarray]:
+        try:
+            found: list[np.ndarray] = self.session.run(outputs, inputs)
+        except self.errors as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"{self.where} cannot be computed ({reason}); export the model again") from None
+        return found
 
 
 def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGraph, dict[str, np.ndarray]]:
@@ -332,7 +362,17 @@ def read_language_model(file: ExportedFile) -> "LanguageModel":
     member, name = file.archive.member(LANGUAGE_MODEL), file.metadata.get("lm")
     model = LanguageModel.open(file.path, member.offset, member.size)
     check_values(model)
+    _release_pages(model.arrays.log_probs)
     return replace(model, name=name if isinstance(name, str) else model.name)
+
+
+def _release_pages(array: np.ndarray) -> None:
+    """Return the pages of a mapped array to the system after a check that read all of them; use reads them again."""
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def lexicon_members(lexicon: "Lexicon") -> dict[str, bytes]:
@@ -358,7 +398,7 @@ def read_lexicon(file: ExportedFile) -> "Lexicon":
     tokens = archive.array("lexicon.tokens.i32", "<i4", (None,))
     offsets = archive.array("lexicon.offsets.i64", "<i8", (None,))
     names = file.layout.classes
-    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, str(archive.path))
+    classes = reorder_for_words(names, cast("DecodingConfig", file.settings)).classes
     is_valid = (
         len(set(words)) == len(words)
         and len(offsets) == len(word_of) + 1 > 1

@@ -91,7 +91,7 @@
       changes.title = row.changes.join("\n");
     }
     const pages = element("td", undefined, { class: "pages" });
-    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""]];
+    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""], ["sweep", row.sweep !== ""]];
     for (const [page, shown] of links) if (shown) pages.append(element("a", page, { href: `${page}?run=${encodeURIComponent(row.name)}` }));
     const spark = element("td", sparkline(row.curve), { class: "spark" });
     const number = (text, label, title) => element("td", text, { class: "number", "data-label": label, title: title || "" });
