@@ -482,7 +482,8 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
-_ERRNO = re.compile(r"(?:errno = |\(os error |: [A-Z][\w ]+ \()(\d+)")  # in messages of HDF5, safetensors and torch
+# in messages of HDF5, safetensors, Rust and torch
+_ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")
 
 
 class OutOfResources(UserError):
