@@ -164,11 +164,11 @@ class CorruptedStore(Store):
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         bins = self._corrupted(info)
-        lost = np.zeros(len(bins), bool)
-        if "interpolate" in self._defences:
-            lost |= ~bins.any(axis=1)
+        missing, lost = ~bins.any(axis=1), np.zeros(len(bins), bool)
         if "gate" in self._defences:
-            lost |= find_bursts(bins)
+            lost[~missing] = find_bursts(bins[~missing])
+        if "interpolate" in self._defences:
+            lost |= missing
         bins = interpolate(bins, lost)
         if "remap" in self._defences:
             bins = bins[:, self._remapping(info.session)]
