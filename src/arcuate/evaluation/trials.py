@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import token_names
+from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch, evaluation_batches, group_by_length
 from arcuate.data.config import AugmentationConfig
@@ -54,14 +54,14 @@ class TrialResult:
         return None if self.mode is None else MODES[int(np.argmax(self.mode))]
 
 
-def phoneme_search(settings: Validate) -> Search:
+def phoneme_search(settings: Validate, classes: tuple[str, ...] = CLASSES) -> Search:
     """The CTC search of the validation settings."""
     if settings.search == "greedy":
         return greedy
     # Imported here: the Numba kernels cost half a second that the greedy search does not need.
     from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
-    return PrefixBeamSearch(settings.beam).tokens
+    return PrefixBeamSearch(settings.beam, classes).tokens
 
 
 def decode_trials(
@@ -232,7 +232,7 @@ def _block(result: TrialResult) -> str:
     return f"{result.trial.session}/{result.trial.block}"
 
 
-def result_row(result: TrialResult) -> dict[str, Any]:
+def result_row(result: TrialResult, classes: Sequence[str] = CLASSES) -> dict[str, Any]:
     """One line of results/<split>.jsonl."""
     trial, counts = result.trial, result.score
     return {
@@ -245,8 +245,8 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "mode": trial.mode,
         **({"mode_predicted": result.predicted_mode} if result.mode is not None else {}),
         "text": trial.text,
-        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": token_names(result.tokens),
+        "reference": token_names(trial.tokens, classes) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens, classes),
         "substitutions": counts.substitutions if counts else None,
         "insertions": counts.insertions if counts else None,
         "deletions": counts.deletions if counts else None,
@@ -259,13 +259,19 @@ def result_row(result: TrialResult) -> dict[str, Any]:
 
 
 def write_results(
-    run: Run, split: str, label: str | None, results: Sequence[TrialResult], summary: Mapping[str, Any], store: Store
+    run: Run,
+    split: str,
+    label: str | None,
+    results: Sequence[TrialResult],
+    summary: Mapping[str, Any],
+    store: Store,
+    classes: Sequence[str],
 ) -> None:
     """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
     files = (run.results_file(split, label, ending) for ending in ("jsonl", "npz", "json"))
     with atomic_group(*files) as (rows_file, examples_file, summary_file):
-        write_jsonl(rows_file, (result_row(r) for r in results))
-        _write_examples(examples_file, _choose_examples(results), store)
+        write_jsonl(rows_file, (result_row(r, classes) for r in results))
+        _write_examples(examples_file, _choose_examples(results), store, classes)
         write_json(summary_file, summary)
 
 
@@ -285,8 +291,9 @@ def _choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> lis
     return sorted(scored, key=distance)[:n_examples]
 
 
-def _write_examples(path: Path, examples: Sequence[TrialResult], store: Store) -> None:
+def _write_examples(path: Path, examples: Sequence[TrialResult], store: Store, classes: Sequence[str]) -> None:
     arrays: dict[str, np.ndarray] = {"trials": np.array([r.trial.id for r in examples], dtype=np.str_)}
+    arrays["classes"] = np.array(classes, dtype=np.str_)
     for i, result in enumerate(examples):
         arrays[f"bins_{i}"] = store.read_bins(result.trial)  # (T, C)
         assert result.log_probs is not None

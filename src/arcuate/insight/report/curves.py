@@ -41,7 +41,7 @@ def _error_figure(data: RunData) -> Figure | None:
     if not _values(lines) or data.best is None:
         return None
     split, step, rate = data.best
-    label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
+    label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     y = ValueAxis(percent=True)
     entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
     layers = plots.best_mark(step, rate, y, _last(data))
@@ -49,7 +49,7 @@ def _error_figure(data: RunData) -> Figure | None:
         name = f"floor without neural information, {percent(floor)}"
         entries.append(LegendEntry(name, "ink", "limit"))
         layers = [*layers, plots.limit_rule(floor, y, name)]
-    return _figure(data, "Phoneme error rate", label, lines, y, layers, entries)
+    return _figure(data, data.rate_name, label, lines, y, layers, entries)
 
 
 def _floor(data: RunData) -> float | None:
