@@ -87,7 +87,7 @@ def test_weights_of_another_length_are_rejected_with_the_expected_length() -> No
 
 @pytest.mark.parametrize("value", [1e300, float("nan"), float("inf"), "many", None])
 def test_weights_that_are_not_plausible_numbers_are_rejected(value: object) -> None:
-    with pytest.raises(UserError, match="weights.yaml"):
+    with pytest.raises(UserError, match=r"weights\.yaml"):
         parse_decoding_config({"confidence": {"sentence": {"weights": [value, 0.0, 0.0, 0.0]}}}, "weights.yaml")
 
 
