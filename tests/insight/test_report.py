@@ -31,7 +31,7 @@ from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.fabricate_runs import write_words
-from support.pages import Outline, check_page
+from support.pages import Outline, check_page, drawn_in_part
 
 WORDS = {
     "i": "AY", "you": "Y UW", "we": "W IY", "want": "W AA N T", "need": "N IY D", "like": "L AY K",
@@ -415,7 +415,8 @@ def test_any_values_in_the_log_give_a_page(
     ]
     run.results_file("val").write_text("".join(json.dumps(r) + "\n" for r in lines))
     write_json(run.results_file("val", ending="json"), held[0] if held else {})
-    Outline(write_report(run).read_text("utf-8"))
+    with drawn_in_part(run.metrics_file.read_bytes()):
+        Outline(write_report(run).read_text("utf-8"))
 
 
 def test_self_referencing_yaml_is_truncated(tmp_path: Path) -> None:
