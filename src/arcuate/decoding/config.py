@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,7 +15,9 @@ class Logistic(Settings):
     """A logistic model: log-odds = intercept + weights · features."""
 
     intercept: float = Field(0.0, ge=-1e6, le=1e6, description="Log-odds where all features are zero.")
-    weights: tuple[float, ...] = Field(max_length=100, description="One weight per feature.")
+    weights: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...] = Field(
+        max_length=100, description="One weight per feature."
+    )
 
     def log_odds(self, features: np.ndarray) -> np.ndarray:
         """(n, features) -> (n,)"""
@@ -66,6 +68,12 @@ class DecodingConfig(Settings):
     beam: int = Field(200, ge=1, le=1_000_000, description="Maximum number of beam entries per frame.")
     threshold: float = Field(
         12.0, gt=0.0, le=1e9, description="Largest score difference from the best beam entry, in nats."
+    )
+    max_candidates: int | None = Field(
+        None,
+        ge=1_000,
+        le=100_000_000,
+        description="Maximum number of candidates per frame; a frame with more is searched with a smaller threshold.",
     )
     acoustic_scale: float = Field(1.0, gt=0.0, le=100.0, description="Factor on the frame log-probabilities.")
     lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="Factor on the n-gram log-probability.")
