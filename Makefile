@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live test thorough lint types clean
+.PHONY: demo live test thorough lint types docs clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -45,5 +45,9 @@ types: .venv/.installed-dev
 	$(PIP) --editable '.[dev]'
 	touch $@ .venv/.installed
 
+# the documentation site, in site/; works offline
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf .venv runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv site runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

@@ -92,8 +92,9 @@ def reorder_classes(
     return reordered, (blank, *rest, *last)
 
 
-def read_log_probs(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
+def read_log_probs(path: str | Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
     """Read an .npz file: `logp` (all frames, V), `lengths`, `classes`, optionally `trials`."""
+    path = Path(path)
     arrays = _load_arrays(path)
     logp, lengths = arrays["logp"], arrays["lengths"]
     if logp.ndim != 2 or logp.dtype.kind != "f":
