@@ -139,3 +139,19 @@ def test_decode(folder):
     assert result["n_words"] == expected["n_words"]
     rows = [json.loads(line) for line in (folder / "words.jsonl").read_text("utf-8").splitlines()]
     assert {row["id"]: row["text"] for row in rows} == expected["texts"]
+
+
+def test_exported_model() -> None:
+    from arcuate.data.store import Store
+    from arcuate.runtime import Decoder
+
+    decoder, store = Decoder.load(GOLDEN / "model.arcx"), Store.open(GOLDEN / "store")
+    trials = {info.id: info for info in store.trials}
+    for expected in json.loads((GOLDEN / "export.json").read_text("utf-8")):
+        info = trials[expected["id"]]
+        decoder.reset(info.session, store.block_statistics(info))
+        decoder.push(store.read_bins(info))
+        frames, best = decoder.log_probs(), decoder.finish()
+        assert (best.text or "", list(best.tokens)) == (expected["text"], expected["tokens"])
+        assert best.total == pytest.approx(expected["total"], abs=0.02)
+        assert float(frames.max(axis=1).mean()) == pytest.approx(expected["mean_log_prob"], abs=1e-4)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from arcuate.experiments.ablation import ablate as ablate
     from arcuate.experiments.average import average as average
     from arcuate.experiments.calibrate import calibrate as calibrate
+    from arcuate.experiments.export import export as export
     from arcuate.experiments.multi_seed import train_seeds as train_seeds
     from arcuate.experiments.recipe import Recipe as Recipe
     from arcuate.experiments.recipe import load_recipe as load_recipe
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.ablation import report_ablation as report_ablation
+    from arcuate.insight.board import prepare_board as prepare_board
     from arcuate.insight.comparison import compare as compare
     from arcuate.insight.doctor import Remedy as Remedy
     from arcuate.insight.doctor import check_data as check_data
@@ -68,6 +70,7 @@ _HOMES = {
     "diagnose": "insight.doctor",
     "evaluate": "evaluation.evaluate",
     "evaluate_adaptation": "adaptation.evaluate",
+    "export": "experiments.export",
     "import_checkpoint": "models.import_checkpoint",
     "judge_ablation": "insight.ablation",
     "list_runs": "insight.runs",
@@ -75,6 +78,7 @@ _HOMES = {
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
     "prepare": "data.prepare",
+    "prepare_board": "insight.board",
     "report_ablation": "insight.ablation",
     "rescore": "evaluation.rescore",
     "serve": "live.serve",

@@ -8,8 +8,9 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
@@ -305,8 +306,8 @@ _MAX_YAML_NODES = 50_000  # with every alias replaced by what it stands for
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML loader of numbers, text, lists and mappings; a date is text, and an impossible one an error."""
+class _PlainValues(yaml.constructor.SafeConstructor):
+    """Constructs numbers, text, lists and mappings; a date is text, and an impossible one an error."""
 
     def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:  # type: ignore[override]
         try:
@@ -322,7 +323,17 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_PlainLoader.add_constructor("tag:yaml.org,2002:timestamp", _PlainLoader.construct_yaml_timestamp)
+_PlainValues.add_constructor(  # type: ignore[type-var]
+    "tag:yaml.org,2002:timestamp", _PlainValues.construct_yaml_timestamp
+)
+
+
+class _PlainLoader(_PlainValues, yaml.SafeLoader):
+    """The loader in Python."""
+
+
+class _FastLoader(_PlainValues, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The loader with the parser of libyaml, ten times as fast, where it is installed."""
 
 
 def parse_yaml(text: str) -> Any:
@@ -333,9 +344,21 @@ def parse_yaml(text: str) -> Any:
     """
     if len(text) > _MAX_YAML_CHARACTERS:
         raise ValueError(f"longer than {_MAX_YAML_CHARACTERS} characters")
+    return deepcopy(_parse_once(text))
+
+
+@lru_cache(maxsize=256)  # a recipe is read by several parts of a program
+def _parse_once(text: str) -> Any:
+    try:
+        return _parse(text, _FastLoader)
+    except ValueError:  # the messages are those of the loader in Python
+        return _parse(text, _PlainLoader)
+
+
+def _parse(text: str, kind: type[Any]) -> Any:
     try:
         depth = 0
-        for event in yaml.parse(text, _PlainLoader):
+        for event in yaml.parse(text, kind):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_YAML_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_YAML_DEPTH} levels{_line(event.start_mark)}")
@@ -345,7 +368,7 @@ def parse_yaml(text: str) -> Any:
                 raise ValueError(
                     f"the tag {short:.40} is not supported, write the plain value{_line(event.start_mark)}"
                 )
-        loader = _PlainLoader(text)
+        loader = kind(text)
         try:
             node = loader.get_single_node()
             if node is None:

@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-import filelock
 import numpy as np
 
 from arcuate.errors import UserError
@@ -54,7 +53,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Temporary path that is renamed to `path` on success; used with libraries that write files themselves."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         _open_new(temporary).close()
         yield temporary
@@ -74,16 +73,19 @@ def atomic_group(*paths: Path) -> Iterator[tuple[Path, ...]]:
     """Temporary paths of files that belong together; they replace `paths` when all of them are written.
 
     The last file describes the others. It is removed before they are replaced and appears after them, so that a process
-    killed in between never leaves it beside files that it does not describe.
+    killed in between never leaves it beside files that it does not describe. Processes that write the same group
+    replace it one after the other.
     """
     paths[-1].parent.mkdir(parents=True, exist_ok=True)
     staged = tuple(path.with_name(f".{path.name}.{os.getpid()}.new") for path in paths)
     try:
         yield staged
-        paths[-1].unlink(missing_ok=True)
-        sync(paths[-1].parent)
-        for temporary, path in zip(staged, paths, strict=True):
-            os.replace(temporary, path)
+        lock = paths[-1].with_name(f".{paths[-1].name}.lock")
+        with exclusive_lock(lock, f"{paths[-1]} is being written", wait=True, remove=True):
+            paths[-1].unlink(missing_ok=True)
+            sync(paths[-1].parent)
+            for temporary, path in zip(staged, paths, strict=True):
+                os.replace(temporary, path)
     finally:
         for temporary in staged:
             temporary.unlink(missing_ok=True)
@@ -93,7 +95,7 @@ def atomic_group(*paths: Path) -> Iterator[tuple[Path, ...]]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Temporary folder that is synced and renamed to `path` on success, and removed on failure.
 
-    A folder that is already at `path` is replaced. Only one process may write a folder at a time.
+    A folder that is already at `path` is replaced. Only one process may write a folder at a time: see `locked_folder`.
     """
     temporary = path.with_name(f".{path.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -105,6 +107,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         replace_folder(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked_folder(path: Path) -> Iterator[Path]:
+    """`atomic_folder` for commands that hold no lock of their own; `LockHeld` if another process writes `path`."""
+    path = path.resolve()  # a link stays, and the folder that it names is replaced
+    busy = f"another process is writing {path}; wait for it to end"
+    try:
+        with exclusive_lock(path.with_name(f".{path.name}.lock"), busy, remove=True), atomic_folder(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise explain_write_error(error, path) from error
 
 
 def replace_folder(temporary: Path, path: Path) -> None:
@@ -169,6 +183,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def explain_write_error(error: OSError, path: Path) -> UserError:
     """The message for a failed write to `path`, after the incomplete files were removed."""
+    if error.errno in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
+        return UserError(f"{path} cannot be written: too many files are open; {TOO_MANY_FILES}")
     if error.errno in DISK_FULL or "No space left" in str(error):
         return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
     reason = error.strerror or " ".join(str(error).split())
@@ -263,6 +279,8 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
     unless `remove`: then its holder deletes it before the release. `wait` blocks until the lock is free. On a file
     system without locks, a warning is logged and the context runs unlocked.
     """
+    import filelock  # not part of the small runtime
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     try:

@@ -44,11 +44,12 @@ def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_running_out_of_memory_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flood", ["import numpy; numpy.ones(2**50)", "import torch; torch.ones(2**50)"])
+def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
     code = (
-        "import arcuate.cli, numpy\n"
+        "import arcuate.cli\n"
         "from arcuate.cli.app import app\n"
-        "def flood(): numpy.ones(2**50)\n"
+        f"def flood(): {flood}\n"
         "app.command('flood')(flood)\n"
         "arcuate.cli.main()"
     )

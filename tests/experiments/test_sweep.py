@@ -156,6 +156,27 @@ def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest
     assert (result.best.number, result.best.per) == (4, 0.1)
 
 
+STOPPED_BY_THE_GUARD = """
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+run.mkdir()
+(run / "recipe.yaml").write_text("train: {steps: 600}")
+(run / "metrics.jsonl").write_text(json.dumps({"step": 2, "split": "val", "per": 0.01}) + "\\n")
+(run / "incidents.jsonl").write_text(json.dumps({"step": 2, "action": "stop"}) + "\\n")
+print(json.dumps({"best_per": 0.01, "steps": 2}))
+"""
+
+
+def test_a_trial_that_did_not_finish_is_never_the_best(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", STOPPED_BY_THE_GUARD))
+    study = open_study(sweep)
+    run_trial(sweep, study, study.ask({d.path: to_distribution(d) for d in sweep.space}), Stop())
+    result = summarise_study(sweep, study)
+    assert result.best is None and result.trials[0].state == "fail"
+    assert result.trials[0].reason == "stopped by the guard at step 2 of 600"
+
+
 # The command
 
 

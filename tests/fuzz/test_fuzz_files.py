@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from arcuate.config import read_yaml
 from arcuate.data.prepare import prepare_store
@@ -34,16 +35,27 @@ from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import read_lexicon
+from arcuate.language.ngram.estimate import build_model
 from arcuate.language.ngram.io import open_model, read_third_party
 from arcuate.language.ngram.model import check_model_file
 from arcuate.language.ngram.perplexity import score_text
+from arcuate.language.ngram.text import read_sentences
 from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.training.checkpoint import load_checkpoint
 from support.benchmarks import load
 from support.counts import THOROUGH
 from support.doctor_logs import falling, log
-from support.fuzzing import Outcomes, damaged, fuzz
+from support.fuzzing import (
+    Outcomes,
+    damaged,
+    edited_bytes,
+    edited_json,
+    edited_jsonl,
+    edited_yaml,
+    fuzz,
+    generated,
+)
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 DIALECTS = load("doctor_dialects").DIALECTS
@@ -53,11 +65,27 @@ Reader = Callable[[bytes, Path], object]
 
 
 def check(
-    read: Reader, seeds: list[bytes], folder: Path, usual: int, thorough: int, minimum_refused: float = 0.0
+    read: Reader,
+    seeds: list[bytes],
+    folder: Path,
+    usual: int,
+    thorough: int,
+    minimum_refused: float = 0.0,
+    documents: Callable[[bytes], st.SearchStrategy[bytes]] | None = None,
 ) -> Outcomes:
-    outcomes = fuzz(read, damaged(seeds, usual, thorough), folder)
+    """Half of the inputs by the byte mutator, half by hypothesis, which also edits parsed `documents`."""
+    strategy = edited_bytes(seeds) if documents is None else st.one_of(map(documents, seeds)) | edited_bytes(seeds)
+    by_hypothesis = generated(strategy, -(-usual // 2), thorough // 2)
+    outcomes = fuzz(read, [*damaged(seeds, usual // 2, thorough // 2), *by_hypothesis], folder)
     outcomes.check(minimum_refused)
     return outcomes
+
+
+DOCUMENTS = {"json": edited_json, "jsonl": edited_jsonl, "yaml": edited_yaml}
+
+
+def documents_of(part: str) -> Callable[[bytes], st.SearchStrategy[bytes]] | None:
+    return DOCUMENTS.get(part.rsplit(".", 1)[-1])
 
 
 def write_and(read: Callable[[Path], object], name: str) -> Reader:
@@ -110,7 +138,7 @@ def test_stores(tmp_path: Path, part: str) -> None:
         found = _contents(tmp_path / "store")
         assert part == "manifest.json" or found == original, "changed content was read"
 
-    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 100, 4000)
+    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 100, 4000, documents=documents_of(part))
 
 
 def _contents(path: Path) -> list[tuple[bytes, ...]]:
@@ -140,14 +168,21 @@ def test_run_folders(tmp_path: Path, part: str) -> None:
         list_runs(tmp_path / "runs").to_dicts()
         report_page(read_run_data(Run(tmp_path / "runs" / "run")))
 
-    check(read, [path.read_bytes()], tmp_path / f"run-{part.replace('/', '-')}", 8, 500)
+    check(read, [path.read_bytes()], tmp_path / f"run-{part.replace('/', '-')}", 10, 1200, documents=documents_of(part))
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "model.json"])
 def test_model_folders(tmp_path: Path, part: str) -> None:
     shutil.copytree(GOLDEN / "model", tmp_path / "model")
     read = write_and(lambda path: load_model(path.parent), part)
-    check(read, [(tmp_path / "model" / part).read_bytes()], tmp_path / "model", 40, 1500)
+    check(
+        read,
+        [(tmp_path / "model" / part).read_bytes()],
+        tmp_path / f"model-{part}",
+        40,
+        1500,
+        documents=documents_of(part),
+    )
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "model.json", "state.json", "training.safetensors"])
@@ -162,7 +197,7 @@ def test_checkpoints(tmp_path: Path, part: str) -> None:
         load_model(tmp_path / "step-00001000")
         assert content == seed or part == "state.json", "changed content was read"
 
-    check(read, [seed], tmp_path / f"checkpoint-{part}", 30, 700, minimum_refused=0.5)
+    check(read, [seed], tmp_path / f"checkpoint-{part}", 30, 1000, minimum_refused=0.5, documents=documents_of(part))
 
 
 # --- language models, lexicons, decodings, scores ---------------------------------------------------------------
@@ -190,6 +225,43 @@ ngram 2=4
 
 def test_arpa(tmp_path: Path) -> None:
     check(write_and(read_third_party, "words.arpa"), [ARPA, gzip.compress(ARPA, mtime=0)], tmp_path / "arpa", 150, 4000)
+
+
+def write_sphinx() -> bytes:
+    """A small 3-gram in the binary format of Sphinx: words, quantised values and pointers as bit fields."""
+    words, counts = ["<s>", "</s>", "the", "sea"], [4, 3, 2]
+    out = [b"Trie Language Model", bytes([3]), np.array(counts, "<u4").tobytes(), np.array([0], "<i4").tobytes()]
+    out += [np.linspace(-3.0, -0.01, 2**16, dtype="<f4").tobytes()] * 3
+    unigrams = np.zeros(5, [("prob", "<f4"), ("backoff", "<f4"), ("first", "<u4")])
+    unigrams["prob"], unigrams["first"] = -1.0, [0, 1, 1, 2, 3]
+    out.append(unigrams.tobytes())
+    for fields, size in (
+        ([(2, 9, 8, 0), (3, 7, 6, 1), (1, 5, 4, 2), (0, 0, 0, 2)], 37),
+        ([(3, 9), (1, 3), (0, 0)], 19),
+    ):
+        bits = 0
+        for i, row in enumerate(fields):
+            value = row[0] | (row[1] << 16 | row[2]) << 3 | row[3] << 35 if len(row) == 4 else row[0] | row[1] << 3
+            bits |= value << (i * size)
+        out.append(bits.to_bytes((len(fields) * size + 7) // 8 + 8, "little"))
+    blob = b"".join(word.encode() + b"\0" for word in words)
+    return b"".join([*out, np.array([len(blob)], "<u4").tobytes(), blob])
+
+
+def test_sphinx(tmp_path: Path) -> None:
+    """The head and the tail are damaged; the tables of levels between them are numbers without structure."""
+    seed = write_sphinx()
+    head, tail = seed[:60], seed[60 + 3 * 2**18 - 20 :]
+    levels = seed[60 : len(seed) - len(tail)]
+
+    def read(content: bytes, folder: Path) -> None:
+        cut = min(len(content), 60)
+        (folder / "words.lm.bin").write_bytes(content[:cut] + levels + content[cut:])
+        read_third_party(folder / "words.lm.bin")
+
+    (tmp_path / "words.lm.bin").write_bytes(seed)
+    assert read_third_party(tmp_path / "words.lm.bin").order == 3
+    check(read, [head + tail], tmp_path / "sphinx", 60, 3000)
 
 
 def test_model_files(tmp_path: Path) -> None:
@@ -239,7 +311,7 @@ def test_decodings(tmp_path: Path) -> None:
             raise failures[0]
 
     seed = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    check(write_and(read, "words.jsonl"), [seed], tmp_path / "decodings", 200, 4000)
+    check(write_and(read, "words.jsonl"), [seed], tmp_path / "decodings", 200, 4000, documents=edited_jsonl)
 
 
 def test_frame_scores(tmp_path: Path) -> None:
@@ -286,6 +358,29 @@ def test_event_files(tmp_path: Path) -> None:
     check(write_and(diagnose, "events.out.tfevents.1.host"), [seed], tmp_path / "events", 60, 2000)
 
 
+@pytest.mark.shared
+def test_real_logs(shared: Path, tmp_path: Path) -> None:
+    """Logs as the programs of other groups wrote them."""
+    files = sorted(p for p in (shared / "real/logs/raw").rglob("*") if p.is_file() and p.stat().st_size < 40_000)
+    seeds = {file.suffix: [f.read_bytes() for f in files if f.suffix == file.suffix] for file in files}
+    for suffix, contents in seeds.items():
+        read = write_and(diagnose, f"log{suffix}")
+        check(read, contents, tmp_path / f"real{suffix}", 10, 100 * len(contents))
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Text for the estimation of a language model, plain and gzipped, and text that is scored."""
+    seed = b"the sea is calm\nthe ship has left the harbour\n\xc3\xa9t\xc3\xa9\n" * 3
+    model = open_model(GOLDEN / "words.alm")
+
+    def read(content: bytes, folder: Path) -> None:
+        (folder / "text").write_bytes(content)
+        score_text(model, read_sentences(folder / "text"))
+        build_model([folder / "text"], folder / "new.alm", order=2, force=True)
+
+    check(read, [seed, gzip.compress(seed, mtime=0)], tmp_path / "text", 30, 1500)
+
+
 # --- settings ------------------------------------------------------------------------------------------------------
 
 RECIPE = (GOLDEN / "run" / "recipe.yaml").read_bytes()
@@ -310,7 +405,8 @@ SPACE = b"schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\nencoder.widt
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_settings(tmp_path: Path, name: str, seed: bytes, read: Callable[[Path], object]) -> None:
-    check(write_and(read, f"{name}.yaml"), [seed], tmp_path / name, 20, 1000)
+    documents = edited_json if name == "json" else edited_yaml if name != "yaml" else None
+    check(write_and(read, f"{name}.yaml"), [seed], tmp_path / name, 20, 1500, documents=documents)
 
 
 @pytest.mark.parametrize("kind", ["yaml", "jsonl"])

@@ -72,7 +72,7 @@ def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
         parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
     )
     decoder.reset(trial.session, block)
-    search, order = decoder.engine.search, list(decoder.engine.columns)
+    search, order = decoder.engine.search, list(decoder.layout.columns)
     state, partials = search.start(), []
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))

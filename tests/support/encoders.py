@@ -19,6 +19,7 @@ from arcuate.models.config import (
     SmoothingSettings,
     SpeakingModeSettings,
     SSMSettings,
+    TransducerSettings,
     TransformerSettings,
 )
 from arcuate.models.model import Model
@@ -53,8 +54,16 @@ def transformer(draw, bidirectional: bool) -> TransformerSettings:
 KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # all encoders satisfy the same laws
 
 
+NO_TRANSDUCER = TransducerSettings()
+TRANSDUCERS = (
+    TransducerSettings(enabled=True, width=6, context=1, dropout=0.0),
+    TransducerSettings(enabled=True, width=6, context=2, dropout=0.0),
+    TransducerSettings(enabled=True, width=6, predictor="lstm", dropout=0.0),
+)
+
+
 @st.composite
-def models(draw, bidirectional=st.booleans()) -> Model:
+def models(draw, bidirectional=st.booleans(), transducer=st.just(NO_TRANSDUCER)) -> Model:
     size = draw(st.integers(1, 8))
     front_end = FrontEndSettings(
         normalise=draw(st.sampled_from(["none", "block", "rolling"])),
@@ -72,6 +81,7 @@ def models(draw, bidirectional=st.booleans()) -> Model:
         settings=ModelSettings(
             front_end=front_end,
             encoder=encoder,
+            transducer=draw(transducer),
             mode=SpeakingModeSettings(enabled=draw(st.booleans()), lags=draw(st.integers(1, 4)), prior_frames=3),
             denoiser=DenoiserSettings(
                 enabled=draw(st.booleans()), width=4, conv_kernel=draw(st.integers(2, 4)), steps=2
@@ -83,6 +93,9 @@ def models(draw, bidirectional=st.booleans()) -> Model:
     )
     model = Model(config).eval()
     with torch.no_grad():
+        if model.transducer is not None:
+            for parameter in model.transducer.parameters():
+                parameter *= 3.0  # sharper than at the start, so that hypotheses differ
         for part in filter(None, (model.front_end, model.mode, model.denoiser)):
             for parameter in part.parameters():
                 parameter += 0.3 * torch.randn_like(parameter)

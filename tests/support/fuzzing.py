@@ -4,6 +4,8 @@ A reader may accept a damaged file whose content it can still use, or raise `Use
 another exception, a signal, more than 20 s of CPU time or more than 2 GB of memory.
 """
 
+import copy
+import json
 import multiprocessing
 import os
 import random
@@ -14,6 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from arcuate.errors import UserError
 from support.counts import THOROUGH, count
@@ -142,3 +149,104 @@ def damaged(seeds: Sequence[bytes], usual: int, thorough: int, seed: int = 0) ->
     rng = random.Random(seed)
     for i in range(count(usual, thorough)):
         yield mutate(seeds[i % len(seeds)], rng)
+
+
+# --- inputs made by hypothesis -------------------------------------------------------------------------------------
+
+
+def generated(strategy: st.SearchStrategy[bytes], usual: int, thorough: int) -> list[bytes]:
+    """Examples of a strategy, the same ones in every run."""
+    found: list[bytes] = []
+
+    @settings(
+        max_examples=count(usual, thorough),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(content: bytes) -> None:
+        found.append(content)
+
+    collect()
+    return found
+
+
+@st.composite
+def edited_bytes(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
+    """A file with a few pieces overwritten, inserted, moved or cut out."""
+    data = bytearray(draw(st.sampled_from(list(seeds))))
+    for _ in range(draw(st.integers(1, 4))):
+        at, length = draw(st.integers(0, len(data))), draw(st.sampled_from((1, 2, 4, 8, 16, 256)))
+        match draw(st.sampled_from(("overwrite", "insert", "cut", "move"))):
+            case "overwrite":
+                piece = draw(st.binary(max_size=16) | st.sampled_from(_INTERESTING))
+                data[at : at + len(piece)] = piece
+            case "insert":
+                data[at:at] = draw(st.binary(min_size=1, max_size=16) | st.sampled_from(_INTERESTING))
+            case "cut":
+                del data[at : at + length]
+            case "move":
+                start = draw(st.integers(0, len(data)))
+                data[at : at + length] = data[start : start + length]
+    return bytes(data)
+
+
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["", "nan", "-1", "../../x", "\x1b[2J", "é" * 300, "9" * 400])
+)
+_VALUES = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+)
+
+
+@st.composite
+def edited_tree(draw: st.DrawFn, tree: Any) -> Any:
+    """A document of mappings and lists with one to three entries replaced, removed, repeated or renamed."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw(st.integers(1, 3))):
+        owner, key = tree, None
+        while isinstance(owner, (dict, list)) and owner:
+            key = draw(st.sampled_from(list(owner) if isinstance(owner, dict) else range(len(owner))))
+            if not isinstance(owner[key], (dict, list)) or not owner[key] or draw(st.integers(0, 3)) == 0:
+                break
+            owner = owner[key]
+        if key is None or not owner:
+            return draw(_VALUES)
+        match draw(st.sampled_from(("replace", "replace", "remove", "repeat", "rename"))):
+            case "replace":
+                owner[key] = draw(_VALUES)
+            case "remove":
+                del owner[key]
+            case "repeat" if isinstance(owner, list):
+                owner.insert(key, owner[key])
+            case _ if isinstance(owner, dict):
+                owner[draw(st.text(max_size=5) | st.sampled_from([*map(str, owner)]))] = owner.pop(key)
+    return tree
+
+
+def edited_json(content: bytes) -> st.SearchStrategy[bytes]:
+    """A JSON document whose values have other types, ranges and names."""
+    return edited_tree(json.loads(content)).map(lambda tree: json.dumps(tree).encode())
+
+
+def edited_jsonl(content: bytes) -> st.SearchStrategy[bytes]:
+    """JSON lines whose values have other types, ranges and names."""
+    rows = [json.loads(line) for line in content.splitlines()]
+    return edited_tree(rows).map(
+        lambda tree: "".join(json.dumps(row) + "\n" for row in (tree if isinstance(tree, list) else [tree])).encode()
+    )
+
+
+def edited_yaml(content: bytes) -> st.SearchStrategy[bytes]:
+    """A YAML document whose values have other types, ranges and names."""
+    return edited_tree(yaml.safe_load(content)).map(
+        lambda tree: yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "replace")
+    )

@@ -329,9 +329,10 @@ def _overlaid(
     ]
     layers: list[Chart] = [
         base.mark_line(strokeWidth=1.7, opacity=0.85, clip=True).encode(strokeDash=dashes).add_params(zoom),
-        base.transform_filter("datum.lone").mark_circle(size=24, opacity=1),
         base.mark_circle(size=160, opacity=0, clip=True).encode(tooltip=tooltip).properties(name="hover"),
     ]
+    if any("lone" in row for row in rows):
+        layers.append(base.transform_filter("datum.lone").mark_circle(size=24, opacity=1))
     label = f"{title} over steps, {len(runs)} runs: {', '.join(names)}"
     return _finish(alt.layer(*layers), title + (", logarithmic" if y.log else ""), label, HEIGHT, hidden=[])
 

@@ -38,12 +38,17 @@ def main() -> NoReturn:
     except BrokenPipeError:
         exit_broken_pipe()
     except MemoryError as error:
-        _fail(f"not enough memory ({str(error) or 'no size known'}); close other programs or give a smaller input")
+        _fail_out_of_memory(error)
+    except (RuntimeError, ImportError) as error:
+        if not any(sign in str(error) for sign in _OUT_OF_MEMORY):
+            raise
+        _fail_out_of_memory(error)
     except OSError as error:
         if error.errno is None:
             raise
         path = f" ({error.filename})" if error.filename else ""
         remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
+        remedies[errno.EFBIG] = "raise the limit on the size of files (ulimit -f unlimited)"
         remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), TOO_MANY_FILES)
         _fail(
             escape_controls(
@@ -80,6 +85,15 @@ def _replace_closed_streams() -> None:
         if "--json" in sys.argv:
             _fail("stdout is closed, so --json cannot print; open stdout or leave --json out")
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+# how torch, the threads of Python and the dynamic linker report that memory ran out
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "can't start new thread", "failed to map segment")
+
+
+def _fail_out_of_memory(error: Exception) -> NoReturn:
+    size = " ".join(str(error).split())[:120] or "no size known"
+    _fail(escape_controls(f"not enough memory ({size}); close other programs or give a smaller input"))
 
 
 def _fail(message: str) -> NoReturn:

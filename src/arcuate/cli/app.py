@@ -20,7 +20,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 COMMANDS = (  # in the order of the workflow; every command has a module of its name
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
-    *("rescore", "combine", "submit", "report", "live", "bench"),
+    *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
 )
 
@@ -140,7 +140,7 @@ StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 
 # --- Decoding --------------------------------------------------------------------------------------------
 
-ScoresPath = Annotated[Path, typer.Argument(help="Frame scores (.npz), or a run folder.")]
+ScoresPath = Annotated[Path, typer.Argument(help="Run folder, exported model (.arcx), or frame scores (.npz).")]
 LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
 LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
 ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
@@ -161,7 +161,8 @@ Head = Annotated[
 ]
 SplitName = Annotated[str, typer.Option("--split", help="With a run folder: val, test, dev or train.")]
 MovedStore = Annotated[
-    Path | None, typer.Option("--data", help="With a run folder: path of the store, if moved after training.")
+    Path | None,
+    typer.Option("--data", help="Store; needed for an exported model, or if moved after training."),
 ]
 AddedWords = Annotated[
     list[str] | None, typer.Option("--word", help="Word to add: word, word=weight or word=weight=PHONEMES.")
@@ -169,7 +170,9 @@ AddedWords = Annotated[
 
 # --- Live decoding ---------------------------------------------------------------------------------------
 
-ModelPath = Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")]
+ModelPath = Annotated[
+    Path, typer.Argument(help="Run folder, exported model (.arcx), or model folder of `arcuate import`.")
+]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]
 SessionName = Annotated[

@@ -63,7 +63,7 @@ def decode(
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
-    if out is None and not scores.is_dir():
+    if out is None and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
             "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
         )

@@ -107,10 +107,7 @@ class SessionWriter:
         self._reserve(sum(array.nbytes for array in arrays.values()))
         for name, array in arrays.items():
             self._file.create_dataset(name, data=array)
-        self._file.flush()
-        n_bytes = int(self._file.id.get_filesize())
-        self._file.close()
-        os.truncate(self._path, n_bytes)  # release the unused reserved space
+        n_bytes = close_reserved(self._file)
         sync(self._path)
         return n_bytes, hash_arrays(arrays)
 
@@ -120,21 +117,34 @@ class SessionWriter:
             self._file.close()
 
     def _reserve(self, n_bytes: int) -> None:
-        """Allocate disk space before HDF5 writes, so that a full disk raises here and not inside HDF5.
+        reserve_space(self._file, n_bytes + _CHUNK_BINS * self._n_channels * 4)
 
-        HDF5 cannot close a file whose last write failed, and crashes the process at exit.
-        """
-        self._file.flush()
-        end = int(self._file.id.get_filesize())
-        row = self._n_channels * 4
-        needed = n_bytes + _CHUNK_BINS * row + _SPARE_BYTES
+
+def reserve_space(file: h5py.File, n_bytes: int) -> None:
+    """Allocate disk space before HDF5 writes, so that a full disk raises here and not inside HDF5.
+
+    HDF5 cannot close a file whose last write failed, and crashes the process at exit. `close_reserved` releases what
+    was not used.
+    """
+    for needed in (_SPARE_BYTES, n_bytes + _SPARE_BYTES):  # first for what HDF5 has not written yet
+        if shutil.disk_usage(Path(file.filename).parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
-            os.posix_fallocate(self._file.id.get_vfd_handle(), end, needed)
-        except (AttributeError, OSError) as error:
+            os.posix_fallocate(file.id.get_vfd_handle(), int(file.id.get_filesize()), needed)
+        except (AttributeError, OSError) as error:  # not on every system and file system
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
-            if shutil.disk_usage(self._path.parent).free < needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        file.flush()
+
+
+def close_reserved(file: h5py.File) -> int:
+    """Close a file and release the space that was reserved for it; returns its size in bytes."""
+    path = file.filename
+    file.flush()
+    n_bytes = int(file.id.get_filesize())
+    file.close()
+    os.truncate(path, n_bytes)
+    return n_bytes
 
 
 class StoreWriter:

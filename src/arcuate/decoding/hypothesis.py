@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rapidfuzz.distance import Levenshtein
-
 from arcuate.data.alphabet import BLANK, token_names
 
 
@@ -40,6 +38,8 @@ class Hypothesis:
 
 def word_alternatives(words: Sequence[str], nbest: Sequence[Sequence[str]]) -> dict[int, list[str]]:
     """Words of the other hypotheses at each position of `words` where they differ, best hypothesis first."""
+    from rapidfuzz.distance import Levenshtein  # not part of the small runtime
+
     found: dict[int, list[str]] = {}
     for hypothesis in nbest:
         for op in Levenshtein.opcodes(words, hypothesis):

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
+from arcuate.decoding.exported.archive import is_export
+from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
 from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
@@ -146,9 +149,11 @@ class SearchSource:
     threshold: float | None
     words: Sequence[str] = ()
 
-    def settings(self) -> tuple[DecodingConfig, dict[str, Any]]:
+    def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
         """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
+        if self.config is None and exported is not None and exported.has_words:
+            settings = parse_decoding_config(asdict(exported.settings), str(exported.path))
         limits = {"beam": self.beam, "threshold": self.threshold}
         given = {name: value for name, value in limits.items() if value is not None}
         return parse_decoding_config(settings.model_dump() | given, "the command line"), tuned
@@ -200,7 +205,7 @@ def decode(
     alpha: float = 0.5,
     progress: Progress | None = None,
 ) -> Transcription:
-    """Decode a run folder or an .npz file of frame log-probabilities to words.
+    """Decode a run folder, an exported model with a store, or an .npz file of frame log-probabilities to words.
 
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
@@ -287,9 +292,17 @@ def open_task(
     head = None if trials_from.head is None else check_head(trials_from.head)
     if head not in (None, "ctc") and not path.is_dir():
         raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
-    trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
-    entries = open_lexicon(str(lexicon), trials.classes)
-    ngram = open_model(str(lm), progress)
+    exported = open_export(path) if is_export(path) else None
+    if exported is not None:
+        settings = models.settings(exported)[0]
+        trials = _score_export(exported, trials_from, progress)
+    else:
+        trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
+    has_words = exported is not None and exported.has_words
+    entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
+    entries = entries or open_lexicon(str(lexicon), trials.classes)
+    ngram = read_language_model(exported) if exported and has_words and str(lm) == "default" else None
+    ngram = ngram or open_model(str(lm), progress)
     if tuple(entries.classes) != trials.classes:
         raise UserError(
             f"the classes of the lexicon {lexicon} differ from those of the frame scores; give a lexicon over"
@@ -337,6 +350,35 @@ def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Tr
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
+
+
+def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | None) -> _Trials:
+    """Compute the frame log-probabilities of a split of a store with an exported model."""
+    from arcuate.data.store import Store
+    from arcuate.runtime import Decoder
+
+    if trials.data is None:
+        raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
+    store, layout, decoder = Store.open(Path(trials.data)), file.layout, Decoder.load(file.path, words=False)
+    store.check_trained_on(file.trained_on)
+    if store.n_channels != layout.n_channels:
+        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {layout.n_channels}")
+    chosen = [t for t in store.trials if t.split == trials.split and t.session in layout.sessions and t.n_bins]
+    if not chosen:
+        raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
+    read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
+    log_probs, references = [], []
+    for n, info in enumerate(chosen, start=1):
+        decoder.reset(info.session, None if read is None else read(info, layout.log1p))
+        frames = decoder.trial_log_probs(store.read_bins(info))
+        log_probs.append(reorder_classes(frames, layout.classes, info.id)[0])
+        references.append(Reference(info.id, info.text, info.session, info.corpus))
+        if progress:
+            progress(n, len(chosen), "running the exported model")
+    if trials.references is not None:
+        references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
+    classes = reorder_classes(log_probs[0], layout.classes, str(file.path))[1]
+    return _Trials(tuple(log_probs), classes, boundary_index(classes), references)
 
 
 def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from arcuate.errors import UserError
-from arcuate.files import atomic_folder, write_json
+from arcuate.files import locked_folder, write_json
 from arcuate.models.io import load_model, save_model
 from arcuate.progress import Progress
 from arcuate.run import Run, RunLike, open_run
@@ -56,7 +56,7 @@ def average(run: RunLike, *, last: int | None = None, progress: Progress | None 
     with torch.no_grad():
         model.load_state_dict({name: (tensor / len(folders)).float() for name, tensor in total.items()})
     names = tuple(folder.name for folder in folders)
-    with atomic_folder(opened.checkpoints / NAME) as temporary:
+    with locked_folder(opened.checkpoints / NAME) as temporary:
         save_model(temporary, model)
         write_json(temporary / "average.json", {"checkpoints": list(names)})
     return AveragedCheckpoint(opened, names)

@@ -510,7 +510,7 @@ def _check_streaming(machine: _Machine) -> Iterator[Check]:
     """Time per frame of a small model without a word search."""
     decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=machine.device.type)
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
-    deadline_ms = float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride)
+    deadline_ms = float(BIN_MS * decoder.layout.stride)
     values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)
     remedy = "close other programs; stream on the CPU (--device cpu) if the GPU is busy with training"
     yield _judge("streaming: time per frame, ms (median)", values["frame_ms_p50"], deadline_ms, remedy)

@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
 
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
-from arcuate.live.adaptation import AdaptationStatus
+from arcuate.decoding.stream import SentenceStream
 from arcuate.live.config import DecoderOptions
-from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.load import find_model, load_decoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress, resource_usage
-from arcuate.run import open_run
+
+if TYPE_CHECKING:
+    from arcuate.live.adaptation import AdaptationStatus
 
 Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and a function to call before them
 
@@ -32,7 +33,7 @@ class LiveBenchmark:
     real_time: bool
     n_lexicon_words: int
     beam: int | None
-    adaptation: AdaptationStatus | None
+    adaptation: "AdaptationStatus | None"
 
     def summary(self) -> str:
         """Quantiles of the time per frame and, if the stream adapts, its updates: one line each."""
@@ -75,16 +76,15 @@ def bench_live(
 
     `options` are those of `StreamingDecoder.load`.
     """
-    run = open_run(run).path
-    torch.set_num_threads(1)
-    decoder = StreamingDecoder.load(run, **options)
+    run = find_model(run)
+    decoder = load_decoder(run, **options)
     trials = open_replay(run, decoder, options.get("data"), split, options.get("session"))
     timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, options.get("progress"))
     decoder.wait_for_adaptation()
     search = decoder.engine.search
     return LiveBenchmark(
         timings,
-        deadline_ms=float(BIN_MS * decoder.engine.model.config.settings.front_end.patch.stride),
+        deadline_ms=float(BIN_MS * decoder.layout.stride),
         delay_ms=decoder.delay.total_ms,
         real_time=real_time,
         n_lexicon_words=len(search.words) if search else 0,
@@ -128,7 +128,7 @@ class FrameTimings:
 
 
 def time_stream(
-    decoder: StreamingDecoder,
+    decoder: SentenceStream,
     sentences: Iterator[Sentence],
     seconds: float,
     real_time: bool = True,
@@ -160,7 +160,7 @@ def time_stream(
     return timings
 
 
-def push_bin(decoder: StreamingDecoder, row: np.ndarray, timings: FrameTimings) -> None:
+def push_bin(decoder: SentenceStream, row: np.ndarray, timings: FrameTimings) -> None:
     """Push one bin and record the time if it completes a frame."""
     before = _resource_usage()
     clock, cpu_clock = time.perf_counter(), time.thread_time()
@@ -210,7 +210,7 @@ def wait_until(due: float) -> bool:
     return left < -BIN_SECONDS
 
 
-def replay_sentences(decoder: StreamingDecoder, replay: ReplayTrials) -> Iterator[Sentence]:
+def replay_sentences(decoder: SentenceStream, replay: ReplayTrials) -> Iterator[Sentence]:
     """Trials of a store in an endless loop."""
     while True:
         for info in replay.trials:

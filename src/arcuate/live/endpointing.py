@@ -14,9 +14,9 @@ from arcuate.data.alphabet import BLANK
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
+from arcuate.decoding.stream import Partial, SentenceStream
 from arcuate.evaluation.metrics import align_words
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import Partial, StreamingDecoder
 from arcuate.live.input import Mark
 
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ class Endpointer:
 
     def __init__(
         self,
-        decoder: StreamingDecoder,
+        decoder: SentenceStream,
         settings: LiveSettings,
         emit: Callable[[Event], None],
         on_decoded: Callable[[np.ndarray, np.ndarray], None] | None = None,
@@ -46,7 +46,7 @@ class Endpointer:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
-        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
+        self._stride = decoder.layout.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
         self.is_open = not settings.start.closed
@@ -152,8 +152,8 @@ class Endpointer:
 
     def _is_speech(self, log_probs: np.ndarray) -> list[bool]:
         silence = np.exp(log_probs[:, BLANK])
-        if self.decoder.engine.silence >= 0:
-            silence = silence + np.exp(log_probs[:, self.decoder.engine.silence])
+        if self.decoder.layout.silence >= 0:
+            silence = silence + np.exp(log_probs[:, self.decoder.layout.silence])
         return [bool(p) for p in 1 - silence > self.settings.endpoints.speech_threshold]
 
     def _detect_onset(self, speech: list[bool]) -> None:
@@ -187,7 +187,7 @@ class Endpointer:
         self._last_partial = current
         text = {"words": list(partial.words), "n_settled": partial.n_settled, "n_frames": partial.n_frames}
         event: Event = {"type": "partial", **text}
-        if self.decoder.engine.search is not None and len(partial.words) > partial.n_settled:
+        if self.decoder.decodes_words and len(partial.words) > partial.n_settled:
             nbest = [h.words for h in self.decoder.partial_nbest(self.settings.alternatives)]
             event["alternatives"] = word_alternatives(partial.words, nbest)
         self.emit(event)

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import SILENCE, SILENCE_NAME, boundary_index
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
+from arcuate.decoding.layout import ModelDelay, ModelLayout
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.transducer import Head, require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
@@ -51,19 +52,6 @@ class Rescorer:
         return [scored[i] for i in order]
 
 
-@dataclass(frozen=True)
-class ModelDelay:
-    """Delay of a frame by design, in ms; computing time comes on top."""
-
-    smoothing_ms: float  # future bins used by smoothing
-    patch_ms: float  # longest wait of a bin until its stride is complete
-    encoder_ms: float  # frames held back by the encoder
-
-    @property
-    def total_ms(self) -> float:
-        return self.smoothing_ms + self.patch_ms + self.encoder_ms
-
-
 @dataclass(frozen=True, eq=False)
 class Engine:
     """Weights, search and rescorer shared by all streams."""
@@ -72,9 +60,7 @@ class Engine:
     rolling_model: Model  # the same weights, normalising by past bins
     search: WordSearch | None  # None: decode phonemes
     rescorer: Rescorer | None
-    columns: tuple[int, ...]  # columns of the model's output in the order of the search
-    silence: int  # silence column of the model's output, -1 if there is none
-    delay: ModelDelay
+    layout: ModelLayout
     lock: threading.Lock  # the search has one set of work buffers
     head: Head = "ctc"
     joint: JointWordSearch | JointTokenSearch | None = None  # with the transducer, alone or beside CTC
@@ -88,17 +74,12 @@ def make_engine(
     require_causal(model.config.settings.encoder.causal)
     model = model.eval().requires_grad_(False)
     per_block = model.config.settings.front_end.normalise == "block"
-    names = model.config.classes
-    columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-    silence = names.index(SILENCE_NAME) if SILENCE_NAME in names else SILENCE if len(names) > SILENCE else -1
     return Engine(
         model,
         _with_rolling_normalisation(model) if per_block else model,
         search,
         rescorer,
-        tuple(int(c) for c in columns[0]),
-        silence,
-        _model_delay(model),
+        describe_layout(model),
         threading.Lock(),
         head,
         None if head == "ctc" else _joint_search(model, search, head),
@@ -140,6 +121,23 @@ def load_search(
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has different classes from the model; give one with the same classes")
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
+
+
+def describe_layout(model: Model) -> ModelLayout:
+    """Layout of a causal model."""
+    config, front_end = model.config, model.config.settings.front_end
+    return ModelLayout(
+        config.classes,
+        config.sessions,
+        config.n_channels,
+        front_end.patch.bins,
+        front_end.patch.stride,
+        model.front_end.right,
+        front_end.normalise,
+        front_end.log1p,
+        front_end.rolling_bins,
+        _model_delay(model),
+    )
 
 
 def _model_delay(model: Model) -> ModelDelay:

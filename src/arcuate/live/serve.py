@@ -19,19 +19,19 @@ from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
+from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
 from arcuate.live.clients import is_local, make_access
 from arcuate.live.config import DecoderOptions, LiveSettings
 from arcuate.live.input import Source
+from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.progress import logger
-from arcuate.run import open_run
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import ReplayTrials
@@ -133,23 +133,20 @@ def prepare_server(
     if source == "redis-logits":
         options["head"] = "ctc"
     _check_recording(folder, record_session)
-    run = open_run(run).path
+    run = find_model(run)
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     _check_port(host, port)
-    import torch
-
-    from arcuate.adaptation.known_sessions import log_missing_reference
-    from arcuate.live.decoder import StreamingDecoder
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay
 
-    torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
-    decoder = StreamingDecoder.load(run, **options)
+    decoder = load_decoder(run, **options)
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
     if replay is None and data is not None:
         _seed_statistics(decoder, Store.open(Path(data)))
-    if decoder.engine.adaptation is not None:
+    if decoder.adapter is not None:
+        from arcuate.adaptation.known_sessions import log_missing_reference
+
         setup = decoder.engine.adaptation
         log_missing_reference(setup.adapter.settings.method, bool(setup.known))
     recorder = None
@@ -218,16 +215,16 @@ def _check_port(host: str, port: int) -> None:
             raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
 
 
-def _seed_statistics(decoder: "StreamingDecoder", store: Store) -> None:
+def _seed_statistics(decoder: SentenceStream, store: Store) -> None:
     """Start running statistics with those of the session's last block, if the store has it."""
-    front_end = decoder.engine.model.config.settings.front_end
-    if front_end.normalise == "none":
+    layout = decoder.layout
+    if layout.normalise == "none":
         return
     state = decoder.session_state
     session = decoder.session if state is None else state.init_session
     trials = [t for t in store.trials if t.session == session]
     if trials:
-        decoder.seed_statistics(store.block_statistics(trials[-1], front_end.log1p))
+        decoder.seed_statistics(store.block_statistics(trials[-1], layout.log1p))
 
 
 def _make_source(

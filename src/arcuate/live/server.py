@@ -12,11 +12,11 @@ from fastapi.staticfiles import StaticFiles
 
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
+from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.input import Command, Source
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
@@ -41,7 +41,7 @@ class LiveServer:
 
     def __init__(
         self,
-        decoder: StreamingDecoder,
+        decoder: SentenceStream,
         settings: LiveSettings,
         access: Access,
         make_source: MakeSource,
@@ -213,20 +213,20 @@ async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
             await socket.send_text(message)
 
 
-def _model_info(decoder: StreamingDecoder, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
+def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
     """Description of the model and of the trials to replay, fetched once by the page."""
     engine, delay, sessions = decoder.engine, decoder.delay, decoder.sessions
     has_bins = not isinstance(source, RedisLogits)
     return {
         "n_channels": decoder.n_channels,
         "features": _channel_layout(decoder.n_channels, sessions[-1]) if has_bins else [],
-        "classes": list(engine.model.config.classes),
+        "classes": list(decoder.layout.classes),
         "sessions": list(sessions),
         "session": decoder.session,
-        "frame_ms": BIN_MS * engine.model.config.settings.front_end.patch.stride,
+        "frame_ms": BIN_MS * decoder.layout.stride,
         "delay_ms": {**{k.removesuffix("_ms"): v for k, v in vars(delay).items()}, "total": delay.total_ms},
         "head": engine.head,
-        "words": engine.search is not None,
+        "words": decoder.decodes_words,
         "n_words": len(engine.search.words) if engine.search else 0,
         "phrase": settings.start.phrase is not None,
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,

@@ -15,18 +15,20 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arcuate.data.trial import BIN_MS
+from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
-from arcuate.live.adaptation import AdaptationStatus
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.endpointing import Endpointer, Event
 from arcuate.live.input import AdaptationChanged, Chunk, Command, End, InputValidator, Item, LogProbs, Mark
 from arcuate.live.recorder import Recorder
+
+if TYPE_CHECKING:
+    from arcuate.live.adaptation import AdaptationStatus
 
 _QUEUE_SIZE = 512  # items waiting to be decoded
 _LATENCY_PERIOD_S = 0.5  # between two latency events
@@ -45,7 +47,7 @@ class LiveSession:
     """Decoder, endpointer, recorder and subscribers of one stream, all used by the decoding thread only."""
 
     def __init__(
-        self, decoder: StreamingDecoder, settings: LiveSettings, publish: Publish, recorder: Recorder | None = None
+        self, decoder: SentenceStream, settings: LiveSettings, publish: Publish, recorder: Recorder | None = None
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -53,7 +55,7 @@ class LiveSession:
         self.subscribers: list[Publish] = []  # further receivers of events, such as Redis
         self.recorder = recorder
         self.error: str | None = None
-        self._stride = decoder.engine.model.config.settings.front_end.patch.stride
+        self._stride = decoder.layout.stride
         self.latency = _LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
         self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
         self._validator = InputValidator(decoder.n_channels, settings.faults)

@@ -21,7 +21,7 @@ from arcuate.config import read_yaml
 from arcuate.data.alphabet import CLASSES, N_CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
-from arcuate.files import to_json_value
+from arcuate.files import locked_folder, to_json_value
 from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
@@ -89,8 +89,7 @@ def import_checkpoint(
     `kind` is nejm ('25) or cffan ('24). `sessions` names the session layers in order, if the checkpoint does not.
     """
     path, out = Path(path), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not an empty folder; choose a new one")
+    _check_target(out)
     if kind not in ("nejm", "cffan"):
         raise UserError(f"unknown checkpoint kind {kind!r}; use nejm (Brain-to-Text '25) or cffan ('24)")
     if not path.exists():
@@ -107,9 +106,11 @@ def import_checkpoint(
         if found != expected:
             raise UserError(f"{path}: the tensor for {name} has shape {found}, but the other tensors imply {expected}")
     model.load_state_dict(weights, assign=True)
-    save_model(out, model)
     note = {"kind": kind, "checkpoint": path.name, "ignored": ignored, **metrics}
-    (out / "import.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    with locked_folder(out) as temporary:
+        _check_target(out)  # another process may have written it meanwhile
+        save_model(temporary, model)
+        (temporary / "import.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
     return ImportResult(
         model=out,
         kind=kind,
@@ -120,6 +121,11 @@ def import_checkpoint(
         ignored=ignored,
         metrics=metrics,
     )
+
+
+def _check_target(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not an empty folder; choose a new one")
 
 
 def _read_nejm(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoint:

@@ -1,9 +1,6 @@
 """Writers of the two official file layouts; the same recording always gives the same bytes."""
 
 import csv
-import errno
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
 from arcuate.data.readers.b2t24 import PARTITIONS
+from arcuate.data.store_writer import close_reserved, reserve_space
 from arcuate.data.trial import SPLITS, Layout, Split
 
 FOLDERS: dict[Layout, str] = {"b2t25": "hdf5_data_final", "b2t24": "competitionData"}
@@ -22,7 +20,6 @@ _MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
 _ROLLING_TRIALS = 20
-_SPARE_BYTES = 2**22  # for labels and HDF5 metadata
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,7 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
 
     def write(trial: SimulatedTrial) -> None:
         bins = normaliser.normalise(np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1), trial.block)
-        # HDF5 cannot close a file whose last write failed.
-        if shutil.disk_usage(target).free < 2 * bins.nbytes + _SPARE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        reserve_space(files[trial.split], bins.nbytes)
         _write_group(files[trial.split].create_group(f"trial_{trial.number:04d}"), bins, trial)
 
     try:
@@ -77,7 +72,7 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
         raise
     for split, file in files.items():
         empty = not len(file)
-        file.close()
+        close_reserved(file)
         if empty:
             paths[split].unlink()
 

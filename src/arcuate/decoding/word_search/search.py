@@ -7,12 +7,12 @@ and pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import Backpointers
-from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis, WordTime
 from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.beam import (
@@ -31,6 +31,9 @@ from arcuate.decoding.word_search.nbest import best_paths, compact, final_hypoth
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
+
+if TYPE_CHECKING:  # it imports pydantic, which the small runtime does not need
+    from arcuate.decoding.config import DecodingConfig
 
 _LM_CACHE_SIZE = 1 << 15
 _MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
@@ -67,7 +70,7 @@ class WordSearch:
     model: LanguageModel
     classes: tuple[str, ...]
     boundary: int  # class of the silence between words, or -1
-    settings: DecodingConfig = field(default_factory=DecodingConfig)
+    settings: "DecodingConfig" = field(default_factory=lambda: _default_settings())
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
     lexicon: Lexicon | None = None  # with the pronunciations in the tree
     workspace: _Workspace = field(init=False)
@@ -84,7 +87,7 @@ class WordSearch:
         )
         return SearchModels(self.tree, self.model.arrays, lookahead, cache)
 
-    def with_settings(self, settings: DecodingConfig) -> "WordSearch":
+    def with_settings(self, settings: "DecodingConfig") -> "WordSearch":
         """The same lexicon and n-gram with other settings."""
         return replace(self, settings=settings)
 
@@ -226,10 +229,40 @@ def _make_room(beam: np.ndarray, backpointers: Backpointers, n_more: int) -> tup
     return beam, Backpointers(rows, [n], n).reserve(n_more)
 
 
+def restore_state(search: WordSearch, beam: np.ndarray, rows: np.ndarray, n_frames: int) -> WordState:
+    """A state from its stored beam and back-pointers; ValueError if they do not belong to this search.
+
+    Compiled code does not check indices, so every one of them is checked here.
+    """
+    n_nodes, n_words, n_rows = len(search.tree.parents), len(search.words), len(rows)
+    if beam.dtype != BEAM_ENTRY or rows.dtype != BACKPOINTER or beam.ndim != 1 or rows.ndim != 1:
+        raise ValueError("its beam has another layout")
+    limits = {
+        "node": (0, n_nodes),
+        "lm_state": (0, len(search.model.arrays.backoffs)),
+        "backpointer": (-1, n_rows),
+        "pending_word": (-1, n_words),
+        "last_token": (-1, len(search.classes)),
+    }
+    if any(((beam[name] < low) | (beam[name] >= high)).any() for name, (low, high) in limits.items()):
+        raise ValueError("its beam is inconsistent")
+    earlier = np.arange(n_rows)
+    links = [rows["previous"], rows["alternative"]]
+    if any(((link < -1) | (link >= earlier)).any() for link in links) or (rows["word"] >= n_words).any():
+        raise ValueError("its back-pointers are inconsistent")
+    return WordState(beam, Backpointers(rows, [n_rows], n_rows), n_frames, generation=-1)
+
+
+def _default_settings() -> "DecodingConfig":
+    from arcuate.decoding.config import DecodingConfig
+
+    return DecodingConfig()
+
+
 def build_word_search(
     lexicon: Lexicon,
     model: LanguageModel,
-    settings: DecodingConfig | None = None,
+    settings: "DecodingConfig | None" = None,
     *,
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
@@ -253,7 +286,9 @@ def build_word_search(
     if absent:
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
     tree = build_tree(lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses)
-    return WordSearch(tree, lexicon.words, model, classes, boundary, settings or DecodingConfig(), oov_words, lexicon)
+    return WordSearch(
+        tree, lexicon.words, model, classes, boundary, settings or _default_settings(), oov_words, lexicon
+    )
 
 
 def with_words(

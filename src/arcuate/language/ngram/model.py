@@ -72,12 +72,12 @@ class LanguageModel:
         object.__setattr__(self, "start", int(state_after(self.arrays, 1 + self.bos)))
 
     @staticmethod
-    def open(path: str | Path) -> "LanguageModel":
-        """Map a model file. Takes milliseconds at any size, and processes share its memory."""
+    def open(path: str | Path, offset: int = 0, size: int | None = None) -> "LanguageModel":
+        """Map a model file, or the part of a file that holds one. Takes milliseconds; processes share its memory."""
         path = Path(path)
         if not path.is_file():
             raise UserError(f"no language model {path}; make one with `arcuate lm import` or `lm build`")
-        parts, metadata = map_arrays(path, _LAYOUT, _OPTIONAL)
+        parts, metadata = map_arrays(path, _LAYOUT, _OPTIONAL, offset, size)
         for name in _VOCABULARY_ARRAYS:
             check_crc(name, parts[name], metadata, path)
         words = Vocabulary(*(parts.pop(name) for name in _VOCABULARY_ARRAYS))
@@ -201,12 +201,18 @@ def check_model_file(path: Path) -> LanguageModel:
         check_crc("sentences", model.sentences, model.metadata, path)
         if (model.sentences[1:] <= model.sentences[:-1]).any():
             raise damaged(path, "its sentence hashes are not in order")
+    check_values(model)
+    return model
+
+
+def check_values(model: LanguageModel) -> None:
+    """Raise UserError if a link or a number of a model is impossible."""
+    path = Path(model.name)
     check_links(model)
     if not (np.isfinite(model.arrays.log_probs).all() and np.isfinite(model.arrays.backoffs).all()):
         raise damaged(path, "it contains values that are not finite")
     if model.arrays.log_probs.max() > 0:
         raise damaged(path, "it contains probabilities above one")
-    return model
 
 
 def check_links(model: LanguageModel) -> None:
@@ -297,13 +303,13 @@ def is_model_file(path: Path) -> bool:
 
 
 def map_arrays(
-    path: Path, layout: Mapping[str, str], optional: frozenset[str]
+    path: Path, layout: Mapping[str, str], optional: frozenset[str], offset: int = 0, size: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Map the arrays of a model file read-only; return them and the metadata. All sizes are checked."""
     try:
-        head, start = _read_header(path)
-        size = path.stat().st_size
-        data = np.memmap(path, np.uint8, "r")
+        head, start = _read_header(path, offset)
+        size = path.stat().st_size - offset if size is None else size
+        data = np.memmap(path, np.uint8, "r", offset, size)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
     metadata = _read_metadata(head.pop("__metadata__", None), path)
@@ -327,8 +333,9 @@ def damaged(path: Path, problem: str) -> UserError:
     return UserError(f"{path} is damaged or not a language model: {problem}; import or build it again")
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, offset: int) -> tuple[dict[str, Any], int]:
     with path.open("rb") as stream:
+        stream.seek(offset)
         length = int.from_bytes(stream.read(8), "little")
         if not 0 < length <= _MAX_HEADER:
             raise damaged(path, "it has no header")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.adaptation.evaluate import recording_order
-from arcuate.adaptation.known_sessions import log_new_sessions
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS
+from arcuate.decoding.exported.archive import is_export
+from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.input import Chunk, End, Item, Mark
 from arcuate.run import Run
 
@@ -42,25 +41,33 @@ class ReplayTrials:
 
 
 def open_replay(
-    run: Path, decoder: StreamingDecoder, data: str | Path | None, split: str, session: str | None
+    run: Path, decoder: SentenceStream, data: str | Path | None, split: str, session: str | None
 ) -> ReplayTrials:
     """Open the trials to replay; with adaptation in recording order, including sessions new to the model.
 
     `data` is a store, by default the one that the run was trained on.
     """
-    if data is None and not Run(run).environment_file.is_file():
+    if is_export(run):
+        if data is None:
+            raise UserError(f"{run} does not contain recordings; name a store to replay with --data")
+        trained_on = decoder.engine.file.trained_on
+    elif data is None and not Run(run).environment_file.is_file():
         raise UserError(f"{run} does not record what it was trained on; name a store with --data")
-    trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
+    else:
+        trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
     store = Store.open(Path(data or str(trained_on.get("path", ""))))
     store.check_trained_on(trained_on)
     if store.n_channels != decoder.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
-    front_end, adapts = decoder.engine.model.config.settings.front_end, decoder.adapter is not None
+    layout, adapts = decoder.layout, decoder.adapter is not None
     sessions = store.sessions if adapts else decoder.sessions
     chosen = None if split == "all" else split
-    found = select_trials(store, sessions, front_end.normalise, front_end.log1p, chosen, session)
+    found = select_trials(store, sessions, layout.normalise, layout.log1p, chosen, session)
     if not adapts:
         return found
+    from arcuate.adaptation.evaluate import recording_order
+    from arcuate.adaptation.known_sessions import log_new_sessions
+
     trials = recording_order(found.trials, store.sessions)
     log_new_sessions(store, decoder.engine.model, trials)
     return replace(found, trials=tuple(trials))

@@ -1,0 +1,1 @@
+"""Exported models (`.arcx`): the file, its checks, and one streaming step in ONNX Runtime."""

@@ -1,0 +1,135 @@
+"""`ExportedModel`: bins to log-probabilities in ONNX Runtime, one bin at a time, with the state in and out.
+
+The graphs are those of `models/onnx_graphs.py`. The bin graph runs once per bin, the frame graph once per frame, so
+results do not depend on how a trial is cut into chunks, to the last bit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from arcuate.data.statistics import Statistics
+from arcuate.decoding.layout import ModelLayout
+from arcuate.errors import UserError
+
+NEXT = ".next"  # suffix of the output that replaces a state tensor
+
+
+class Session(Protocol):
+    """A loaded graph: `onnxruntime.InferenceSession`."""
+
+    def run(self, outputs: list[str], inputs: dict[str, Any], /) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedGraph:
+    """A graph with the names of its inputs, outputs and state tensors."""
+
+    session: Session
+    inputs: frozenset[str]
+    states: tuple[str, ...]
+    results: tuple[str, ...]  # outputs that are not states
+
+    def run(self, inputs: dict[str, Any]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Results, and the state tensors after the step."""
+        names = [*self.results, *(name + NEXT for name in self.states)]
+        values = self.session.run(names, {name: inputs[name] for name in self.inputs})
+        n = len(self.results)
+        return values[:n], dict(zip(self.states, values[n:], strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedState:
+    """State of a stream within a trial. Immutable: `step` returns a new one."""
+
+    tensors: Mapping[str, np.ndarray]
+    constants: Mapping[str, np.ndarray]  # inputs that stay the same within a trial: session layer, statistics
+    n_bins: int = 0  # received
+    n_pushed: int = 0  # with the zeros that end a trial
+
+
+@dataclass(frozen=True, eq=False)
+class StepOutputs:
+    """Frames completed by a step."""
+
+    log_probs: np.ndarray  # (f, V)
+    joiner_frames: np.ndarray | None  # (f, W) projected for the transducer's joiner
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """The graphs of one model, with its session layers and initial state."""
+
+    layout: ModelLayout
+    bin_graph: LoadedGraph
+    frame_graph: LoadedGraph
+    initial: Mapping[str, np.ndarray]
+    session_weights: np.ndarray | None  # (S, C, C)
+    session_biases: np.ndarray | None  # (S, C)
+
+    def start(self, session: int, statistics: Statistics | None = None, rolling: bool = False) -> ExportedState:
+        """State before the first bin; `rolling` normalises a model trained on block statistics by past bins."""
+        layout, constants = self.layout, {}
+        if self.session_weights is not None and self.session_biases is not None:
+            constants["session_weight"] = np.ascontiguousarray(self.session_weights[session])
+            constants["session_bias"] = np.ascontiguousarray(self.session_biases[session][None])
+        if layout.normalise != "none":
+            if statistics is None:
+                raise UserError(
+                    f"the model normalises its input (front_end.normalise={layout.normalise}); pass the statistics too"
+                )
+            constants["mean"] = _row(statistics.mean, layout.n_channels)
+            constants["sd"] = _row(statistics.sd, layout.n_channels)
+            constants["past_bins"] = np.full((1, 1), float(min(statistics.n_bins, layout.rolling_bins)))
+            constants["by_block"] = np.full((1, 1), layout.normalise == "block" and not rolling)
+        return ExportedState(self.initial, constants)
+
+    def step(self, state: ExportedState, bins: np.ndarray) -> tuple[StepOutputs, ExportedState]:
+        """Next stored bins (t, C), any number -> the frames they complete, and the state after them."""
+        found: list[list[np.ndarray]] = []
+        for row in bins:
+            state = self._push(state, row, True, found)
+        return self._outputs(found), replace(state, n_bins=state.n_bins + len(bins))
+
+    def finish(self, state: ExportedState) -> StepOutputs:
+        """Frames held back for smoothing or for a complete patch, at the end of a trial."""
+        found: list[list[np.ndarray]] = []
+        zeros = np.zeros(self.layout.n_channels, np.float32)
+        for _ in range(max(self.layout.patch_bins - state.n_bins, 0) + self.layout.look_ahead):
+            state = self._push(state, zeros, False, found)
+        return self._outputs(found)
+
+    def _push(
+        self, state: ExportedState, row: np.ndarray, is_data: bool, found: list[list[np.ndarray]]
+    ) -> ExportedState:
+        layout, n_pushed = self.layout, state.n_pushed + 1
+        n_ready = n_pushed - layout.look_ahead
+        inputs = {
+            **state.tensors,
+            **state.constants,
+            "bin": row[None],
+            "is_data": np.full((1, 1), is_data),
+            "is_ready": np.full((1, 1), n_ready > 0),
+        }
+        _, changed = self.bin_graph.run(inputs)
+        tensors = {**state.tensors, **changed}
+        beyond = n_ready - layout.patch_bins
+        if beyond >= 0 and beyond % layout.stride == 0:
+            results, changed = self.frame_graph.run(tensors)
+            tensors |= changed
+            found.append(results)
+        return replace(state, tensors=tensors, n_pushed=n_pushed)
+
+    def _outputs(self, found: list[list[np.ndarray]]) -> StepOutputs:
+        columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        log_probs = columns[0] if columns else np.empty((0, len(self.layout.classes)), np.float32)
+        return StepOutputs(log_probs, columns[1] if len(columns) > 1 else None)
+
+
+def _row(values: np.ndarray, n: int) -> np.ndarray:
+    row = np.asarray(values, np.float32).reshape(1, -1)
+    if row.shape[1] != n:
+        raise UserError(f"the statistics have {row.shape[1]} channels, but the model has {n}")
+    return np.ascontiguousarray(row)

@@ -1,0 +1,325 @@
+"""Read an exported model: metadata, graphs, lexicon and n-gram, all checked before use."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from arcuate.data.alphabet import boundary_index
+from arcuate.decoding.exported.archive import METADATA, Archive, damaged, open_archive
+from arcuate.decoding.exported.graph_check import check_graph
+from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
+from arcuate.decoding.layout import ModelDelay, ModelLayout
+from arcuate.decoding.log_probs import reorder_classes
+from arcuate.errors import UserError
+
+if TYPE_CHECKING:
+    from arcuate.decoding.config import DecodingConfig
+    from arcuate.decoding.word_search.search import WordSearch
+    from arcuate.language.lexicon import Lexicon
+    from arcuate.language.ngram.model import LanguageModel
+
+FORMAT, VERSION = "arcuate-export", 1
+LANGUAGE_MODEL = "ngram.alm"
+LEXICON_WORDS = "lexicon.words.txt"
+SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
+_MAX_METADATA = 2**24
+_MAX_STATE_BYTES = 2**28
+_DTYPES = ("float32", "float64", "int64")
+_INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'arcuate[runtime]'"
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
+
+    beam: int
+    threshold: float
+    acoustic_scale: float
+    lm_weight: float
+    word_bonus: float
+    silence_bonus: float
+    missing_silence_bonus: float
+    blank_penalty: float
+    ctc_weight: float
+    ilm_weight: float
+    alignments: str
+    merge_histories: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedFile:
+    """A verified file with its metadata parsed."""
+
+    archive: Archive
+    metadata: Mapping[str, Any]
+    layout: ModelLayout
+    precision: Literal["fp32", "int8"]
+    n_sessions_stored: int  # session layers; 0 if the layer is part of the graph or the model has none
+
+    @property
+    def path(self) -> Path:
+        return self.archive.path
+
+    @property
+    def has_words(self) -> bool:
+        return LANGUAGE_MODEL in self.archive
+
+    @property
+    def trained_on(self) -> Mapping[str, Any]:
+        """Layout and features of the training data, for `Store.check_trained_on`."""
+        source = self.metadata.get("source")
+        data = source.get("data") if isinstance(source, dict) else None
+        return data if isinstance(data, dict) else {}
+
+    @property
+    def settings(self) -> SearchSettings:
+        """Settings of the word search."""
+        return _parse_settings(self.metadata.get("decoding"), self.path)
+
+
+def open_export(path: str | Path) -> ExportedFile:
+    """Open and verify an exported model without loading its graphs."""
+    archive = open_archive(path)
+    try:
+        metadata = json.loads(archive.bytes(METADATA, _MAX_METADATA))
+    except (ValueError, RecursionError):
+        raise damaged(archive.path, "its metadata cannot be read") from None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise damaged(archive.path, "its metadata name another format")
+    if metadata.get("version") != VERSION:
+        raise UserError(
+            f"{archive.path} has format version {metadata.get('version')!s:.20}; this arcuate reads {VERSION}"
+        )
+    layout = _parse_layout(metadata.get("model"), archive.path)
+    precision, n_stored = metadata.get("precision"), metadata.get("n_session_layers")
+    if precision not in ("fp32", "int8") or n_stored not in (0, len(layout.sessions)) or type(n_stored) is not int:
+        raise damaged(archive.path, "its precision or number of session layers is invalid")
+    return ExportedFile(archive, metadata, layout, precision, n_stored)
+
+
+def load_model(file: ExportedFile, threads: int = 1) -> ExportedModel:
+    """Load the graphs into ONNX Runtime."""
+    bin_graph, bin_states = _load_graph(file, "bin", threads)
+    frame_graph, frame_states = _load_graph(file, "frame", threads)
+    n, n_channels, weights, biases = file.n_sessions_stored, file.layout.n_channels, None, None
+    if n:
+        weights = file.archive.array(SESSION_WEIGHTS, "float32", (n, n_channels, n_channels))
+        biases = file.archive.array(SESSION_BIASES, "float32", (n, n_channels))
+    if ("session_weight" in bin_graph.inputs) != bool(n):
+        raise damaged(file.path, "its session layers do not match its graph")
+    return ExportedModel(file.layout, bin_graph, frame_graph, {**bin_states, **frame_states}, weights, biases)
+
+
+def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGraph, dict[str, np.ndarray]]:
+    """One graph and the initial values of its state tensors."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError(_INSTALL) from None
+    content, where = file.archive.bytes(f"{name}.onnx"), f"{file.path}: {name}.onnx"
+    check_graph(content, where)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime raises classes of its own, which share no base
+        raise damaged(file.path, f"{name}.onnx cannot be loaded ({' '.join(str(error).split())[:120]})") from None
+    initial = _initial_states(file, name)
+    inputs = {i.name: (i.type, tuple(i.shape)) for i in session.get_inputs()}
+    outputs = {o.name: (o.type, tuple(o.shape)) for o in session.get_outputs()}
+    for state, value in initial.items():
+        expected = (_ONNX_TYPES[value.dtype.name], value.shape)
+        if inputs.get(state) != expected or outputs.get(state + NEXT) != expected:
+            raise damaged(file.path, f"its state tensor {state!r:.60} does not match {name}.onnx")
+    results = tuple(o for o in outputs if o.removesuffix(NEXT) not in initial)
+    _check_interface(file, name, {k: v for k, v in inputs.items() if k not in initial}, results, outputs)
+    return LoadedGraph(session, frozenset(inputs), tuple(initial), results), initial
+
+
+_ONNX_TYPES = {"float32": "tensor(float)", "float64": "tensor(double)", "int64": "tensor(int64)"}
+
+
+def _check_interface(
+    file: ExportedFile, name: str, inputs: dict[str, Any], results: tuple[str, ...], outputs: dict[str, Any]
+) -> None:
+    """Compare the inputs and results of a graph with what the model in the metadata needs."""
+    layout, n = file.layout, file.layout.n_channels
+    real, flag = "tensor(float)", ("tensor(bool)", (1, 1))
+    if name == "frame":
+        expected: dict[str, Any] = {"patch": (real, (layout.patch_bins, n))}
+        matches = inputs == expected and results[:1] == ("log_probs",)
+        matches = matches and outputs["log_probs"] == (real, (1, len(layout.classes))) and len(results) <= 2
+    else:
+        known = {"bin": (real, (1, n)), "is_data": flag, "is_ready": flag, "by_block": flag}
+        known |= {"mean": (real, (1, n)), "sd": (real, (1, n)), "past_bins": ("tensor(double)", (1, 1))}
+        known |= {"session_weight": (real, (n, n)), "session_bias": (real, (1, n))}
+        matches = inputs.items() <= known.items() and not results
+    if not matches:
+        raise damaged(file.path, f"the inputs and outputs of {name}.onnx do not match its metadata")
+
+
+def _initial_states(file: ExportedFile, graph: str) -> dict[str, np.ndarray]:
+    states = file.metadata.get("states")
+    listed = states.get(graph) if isinstance(states, dict) else None
+    if not isinstance(listed, list) or len(listed) > 1000:
+        raise damaged(file.path, "its state tensors are not listed")
+    found: dict[str, np.ndarray] = {}
+    n_bytes = 0
+    for entry in listed:
+        described: Any = entry if isinstance(entry, dict) else {}
+        name, dtype, shape = (described.get(key) for key in ("name", "dtype", "shape"))
+        if not isinstance(name, str) or dtype not in _DTYPES or not _is_shape(shape):
+            raise damaged(file.path, "its state tensors are not described as expected")
+        n_bytes += math.prod(shape) * np.dtype(dtype).itemsize
+        if n_bytes > _MAX_STATE_BYTES:
+            raise damaged(file.path, "its state tensors are too large")
+        member = f"initial.{name}"
+        is_stored = member in file.archive
+        found[name] = file.archive.array(member, dtype, tuple(shape)) if is_stored else np.zeros(shape, dtype)
+    return found
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) <= 8 and all(type(n) is int and 0 < n < 2**24 for n in shape)
+
+
+# --- metadata ---------------------------------------------------------------------------------------------
+
+_LAYOUT_LIMITS = {"n_channels": 65_536, "patch_bins": 200, "stride": 200, "look_ahead": 200, "rolling_bins": 10**6}
+
+
+def _parse_layout(tree: Any, path: Path) -> ModelLayout:
+    if not isinstance(tree, dict):
+        raise damaged(path, "its metadata do not describe the model")
+    for key, limit in _LAYOUT_LIMITS.items():
+        if type(tree.get(key)) is not int or not (0 if key == "look_ahead" else 1) <= tree[key] <= limit:
+            raise damaged(path, f"{key} is {tree.get(key)!r:.40}")
+    classes, sessions = (_names(tree.get(key), key, path) for key in ("classes", "sessions"))
+    delay = tree.get("delay")
+    if tree.get("normalise") not in ("none", "block", "rolling") or type(tree.get("log1p")) is not bool:
+        raise damaged(path, "its normalisation is unknown")
+    if not isinstance(delay, dict) or not all(_is_number(delay.get(f.name)) for f in fields(ModelDelay)):
+        raise damaged(path, "its delay is missing")
+    layout = ModelLayout(
+        classes,
+        sessions,
+        tree["n_channels"],
+        tree["patch_bins"],
+        tree["stride"],
+        tree["look_ahead"],
+        tree["normalise"],
+        tree["log1p"],
+        tree["rolling_bins"],
+        ModelDelay(*(float(delay[f.name]) for f in fields(ModelDelay))),
+    )
+    reorder_classes(np.zeros((1, len(classes)), np.float32), classes, str(path))  # checks their names
+    return layout
+
+
+def _names(value: Any, key: str, path: Path) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 10_000 or not all(isinstance(v, str) for v in value):
+        raise damaged(path, f"its {key} are missing")
+    if len(set(value)) != len(value) or any(len(v) > 200 for v in value):
+        raise damaged(path, f"its {key} are not distinct")
+    return tuple(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) <= 1e9
+
+
+def _parse_settings(tree: Any, path: Path) -> SearchSettings:
+    if not isinstance(tree, dict):
+        raise damaged(path, "its search settings are missing")
+    values: dict[str, Any] = {field.name: tree.get(field.name) for field in fields(SearchSettings)}
+    for name, value in values.items():
+        is_valid = (
+            value in ("sum", "best")
+            if name == "alignments"
+            else type(value) is bool
+            if name == "merge_histories"
+            else _is_number(value)
+        )
+        if not is_valid:
+            raise damaged(path, f"its search setting {name} is {value!r:.40}")
+    settings = SearchSettings(**values)
+    if type(settings.beam) is not int or not 1 <= settings.beam <= 1_000_000 or settings.threshold <= 0:
+        raise damaged(path, f"its search beam is {settings.beam!r:.40}")
+    return settings
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+def load_word_search(file: ExportedFile, beam: int | None = None) -> "WordSearch":
+    """The word search over the lexicon and the n-gram in the file, both mapped and checked."""
+    from arcuate.decoding.word_search.search import build_word_search
+
+    settings = file.settings
+    if beam is not None:
+        if beam < 1:
+            raise UserError(f"beam must be at least 1, not {beam}")
+        settings = replace(settings, beam=beam)
+    lexicon = read_lexicon(file)
+    return build_word_search(
+        lexicon,
+        read_language_model(file),
+        cast("DecodingConfig", settings),  # the same fields
+        boundary=boundary_index(lexicon.classes),
+    )
+
+
+def read_language_model(file: ExportedFile) -> "LanguageModel":
+    """The n-gram of a file, mapped, with every link and number checked."""
+    from arcuate.language.ngram.model import LanguageModel, check_values
+
+    member, name = file.archive.member(LANGUAGE_MODEL), file.metadata.get("lm")
+    model = LanguageModel.open(file.path, member.offset, member.size)
+    check_values(model)
+    return replace(model, name=name if isinstance(name, str) else model.name)
+
+
+def lexicon_members(lexicon: "Lexicon") -> dict[str, bytes]:
+    """Members of an archive that hold a lexicon."""
+    return {
+        LEXICON_WORDS: "\n".join(lexicon.words).encode(),
+        "lexicon.word_of.i32": lexicon.word_of.astype("<i4").tobytes(),
+        "lexicon.tokens.i32": lexicon.tokens.astype("<i4").tobytes(),
+        "lexicon.offsets.i64": lexicon.offsets.astype("<i8").tobytes(),
+    }
+
+
+def read_lexicon(file: ExportedFile) -> "Lexicon":
+    """The lexicon of a file, with every index checked."""
+    from arcuate.language.lexicon import Lexicon
+
+    archive = file.archive
+    try:
+        words = tuple(archive.bytes(LEXICON_WORDS).decode().split("\n"))
+    except UnicodeDecodeError:
+        raise damaged(archive.path, "its words are not UTF-8 text") from None
+    word_of = archive.array("lexicon.word_of.i32", "<i4", (None,))
+    tokens = archive.array("lexicon.tokens.i32", "<i4", (None,))
+    offsets = archive.array("lexicon.offsets.i64", "<i8", (None,))
+    names = file.layout.classes
+    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, str(archive.path))
+    is_valid = (
+        len(set(words)) == len(words)
+        and len(offsets) == len(word_of) + 1 > 1
+        and offsets[0] == 0
+        and offsets[-1] == len(tokens)
+        and bool((np.diff(offsets) > 0).all())
+        and 0 <= int(word_of.min()) <= int(word_of.max()) < len(words)
+        and 0 < int(tokens.min()) <= int(tokens.max()) < len(classes)
+    )
+    if not is_valid:
+        raise damaged(archive.path, "its lexicon is inconsistent")
+    label = file.metadata.get("lexicon")
+    return Lexicon(words, word_of, tokens, offsets, classes, label if isinstance(label, str) else "")

@@ -1,0 +1,309 @@
+"""`export`: write the model of a run as one file that decodes without torch (`arcuate export`)."""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcuate import __version__
+from arcuate.decoding.exported.archive import METADATA, Content, write_archive
+from arcuate.decoding.exported.read import (
+    FORMAT,
+    LANGUAGE_MODEL,
+    SESSION_BIASES,
+    SESSION_WEIGHTS,
+    VERSION,
+    SearchSettings,
+    lexicon_members,
+    open_export,
+)
+from arcuate.decoding.exported.web import WebTrial, find_runtime, write_page
+from arcuate.errors import UserError
+from arcuate.files import OutputKind, check_writable, fields_to_dict
+from arcuate.progress import Progress, logger
+from arcuate.run import Run, RunLike, find_checkpoint, open_run
+
+if TYPE_CHECKING:
+    from arcuate.decoding.layout import ModelLayout
+    from arcuate.decoding.word_search.search import WordSearch
+    from arcuate.live.sources.replay import ReplayTrials
+    from arcuate.models.model import Model
+    from arcuate.models.onnx_graphs import ModelGraphs
+
+MAX_INT8_LOSS = 0.002  # PER that int8 may cost; above it, the export recommends fp32
+_N_PAGE_TRIALS = 3
+_N_COMPARED = 100  # trials on which int8 is compared with fp32
+_EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
+
+
+@dataclass(frozen=True)
+class Int8Comparison:
+    """PER of the int8 and the fp32 graph on the same trials, by greedy decoding."""
+
+    n_trials: int
+    per_fp32: float
+    per_int8: float
+    difference: float  # int8 − fp32, with a paired 95 % interval
+    low: float
+    high: float
+
+    @property
+    def is_acceptable(self) -> bool:
+        return self.difference <= MAX_INT8_LOSS
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """Description of an exported file."""
+
+    path: Path
+    n_bytes: int
+    precision: str
+    sessions: tuple[str, ...]
+    n_words: int  # of the lexicon; 0 without words
+    lm: str | None
+    delay_ms: float
+    int8: Int8Comparison | None  # None: fp32, or no trials to compare on
+
+    def summary(self) -> str:
+        """Size and contents, and what int8 costs: one line each."""
+        words = f"{self.n_words:,} words, {self.lm}" if self.lm else "phonemes only"
+        text = (
+            f"{self.path}: {self.n_bytes / 1e6:.1f} MB, {self.precision}, {len(self.sessions)} sessions, {words},"
+            f" model delay {self.delay_ms:g} ms"
+        )
+        if self.int8 is None:
+            return text
+        c = self.int8
+        advice = "" if c.is_acceptable else "; more than 0.2 points: export without --int8"
+        return (
+            f"{text}\nPER {100 * c.per_int8:.2f} % in int8, {100 * c.per_fp32:.2f} % in fp32 on {c.n_trials} trials:"
+            f" {100 * c.difference:+.2f} points, 95 % interval {100 * c.low:+.2f} to {100 * c.high:+.2f}{advice}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+def export(
+    run: RunLike,
+    out: str | Path,
+    *,
+    session: str | None = None,
+    int8: bool = False,
+    words: bool = True,
+    lm: str = "default",
+    lexicon: str = "default",
+    decoding: str | Path | None = None,
+    checkpoint: str = "best",
+    data: str | Path | None = None,
+    web: str | Path | None = None,
+    ort_web: str | Path = "node_modules/onnxruntime-web",
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Write the model of a run, its lexicon, n-gram and search weights as one `.arcx` file.
+
+    `session` keeps one session layer instead of all. `int8` quantises the matrix products and compares the result with
+    fp32 on validation trials of the run's store, or of `data`. `words=False` leaves out lexicon and n-gram. `decoding`
+    is a file of `arcuate tune`. `web` is a folder for a page that runs the model of one session (default: the last) in
+    the browser, with `ort_web`, the folder of the npm package of ONNX Runtime Web.
+    """
+    path = Path(out)
+    if path.suffix != ".arcx":
+        raise UserError(f"{path} should end in .arcx, by which commands recognise an exported model")
+    if find_spec("onnx") is None:
+        raise UserError("exporting needs the onnx package; install with: pip install 'arcuate[export]'")
+    check_writable(path, kind=_EXPORTS)
+    if web is not None:
+        find_runtime(Path(ort_web))
+    folder = open_run(run)
+    from arcuate.live.engine import load_search
+    from arcuate.models.io import load_model
+
+    source = find_checkpoint(folder, checkpoint)
+    model = load_model(source)
+    if session is not None and session not in model.config.sessions:
+        known = ", ".join(model.config.sessions)
+        raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
+    search = load_search(model, lm, lexicon, decoding) if words else None
+    origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
+    if folder.environment_file.is_file():
+        origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
+    layout, n_bytes = write_export(path, model, search, session, int8, origin, progress)
+    if web is not None:
+        chosen = session or model.config.sessions[-1]
+        _write_web(folder, Path(web), Path(ort_web), model, chosen, int8, data)
+    return ExportResult(
+        path,
+        n_bytes,
+        "int8" if int8 else "fp32",
+        layout.sessions,
+        0 if search is None else len(search.words),
+        None if search is None else search.model.name,
+        layout.delay.total_ms,
+        _compare_int8(folder, path, model, session, data, progress) if int8 else None,
+    )
+
+
+def write_export(
+    path: Path,
+    model: "Model",
+    search: "WordSearch | None",
+    session: str | None = None,
+    int8: bool = False,
+    origin: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> "tuple[ModelLayout, int]":
+    """Write a causal model and the lexicon, n-gram and settings of a word search; returns layout and size."""
+    from arcuate.live.engine import describe_layout
+    from arcuate.models.onnx_graphs import build_graphs
+
+    if not model.config.settings.encoder.causal:
+        raise UserError(
+            "the model has a bidirectional encoder, which needs complete trials and cannot be exported as a streaming"
+            " step; train with encoder.bidirectional=false"
+        )
+    if model.transducer is not None:
+        logger.info("the transducer head is not exported; the file decodes with the CTC head")
+    index = None if session is None else model.config.sessions.index(session)
+    graphs = build_graphs(model, index, int8)
+    layout = describe_layout(model)
+    if session is not None:
+        layout = replace(layout, sessions=(session,))
+    members: dict[str, Content] = {METADATA: b"", **_graph_members(graphs)}
+    n_layers = 0
+    if index is None and model.front_end.session_layer.settings.enabled:
+        members |= _session_members(model)
+        n_layers = len(layout.sessions)
+    metadata: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "arcuate": __version__,
+        "model": asdict(layout),
+        "precision": "int8" if int8 else "fp32",
+        "n_session_layers": n_layers,
+        "states": {name: _describe_states(graph) for name, graph in (("bin", graphs.bin), ("frame", graphs.frame))},
+        "source": dict(origin or {}),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        if search is not None:
+            assert search.lexicon is not None
+            members |= lexicon_members(search.lexicon)
+            members[LANGUAGE_MODEL] = _model_file(search.model, Path(scratch), progress)
+            settings = search.settings.model_dump(mode="json")
+            metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
+            metadata["decoding"] = {field.name: settings[field.name] for field in fields(SearchSettings)}
+        members[METADATA] = json.dumps(metadata, indent=1).encode()
+        return layout, write_archive(path, members)
+
+
+def _graph_members(graphs: "ModelGraphs") -> dict[str, Content]:
+    members: dict[str, Content] = {}
+    for name, graph in (("bin", graphs.bin), ("frame", graphs.frame)):
+        members[f"{name}.onnx"] = graph.model.SerializeToString(deterministic=True)
+        for state in graph.states:
+            if state.initial.any():  # others are zeros
+                members[f"initial.{state.name}"] = state.initial.tobytes()
+    return members
+
+
+def _describe_states(graph: Any) -> list[dict[str, Any]]:
+    return [{"name": s.name, "dtype": s.initial.dtype.name, "shape": list(s.initial.shape)} for s in graph.states]
+
+
+def _session_members(model: "Model") -> dict[str, Content]:
+    layer = model.front_end.session_layer
+    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.weights])
+    biases = np.stack([b.detach().float().cpu().numpy() for b in layer.biases])
+    return {SESSION_WEIGHTS: weights.astype("<f4").tobytes(), SESSION_BIASES: biases.astype("<f4").tobytes()}
+
+
+def _recipe_hash(run: Run) -> str | None:
+    if not run.recipe_file.is_file():
+        return None
+    return hashlib.blake2b(run.recipe_file.read_bytes(), digest_size=12).hexdigest()
+
+
+def _model_file(model: Any, folder: Path, progress: Progress | None) -> Path:
+    """A temporary file of the n-gram, without the hashes of its training sentences, which decoding does not use."""
+    from arcuate.language.ngram.model import write_model
+
+    path = folder / LANGUAGE_MODEL
+    write_model(replace(model, sentences=None), path, progress=progress)
+    return path
+
+
+def _write_web(
+    run: Run, folder: Path, ort_web: Path, model: "Model", session: str, int8: bool, data: str | Path | None
+) -> None:
+    """Write the page, with a few validation trials of the session if the store is available."""
+    trials: list[WebTrial] = []
+    if (replay := _validation_trials(run, model, (session,), data, "the page has no trials")) is not None:
+        trials = [
+            WebTrial(t.id, t.text, replay.store.read_bins(t), replay.statistics(t))
+            for t in replay.trials[:_N_PAGE_TRIALS]
+        ]
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "page.arcx"
+        write_export(path, model, None, session, int8)
+        write_page(open_export(path), folder, ort_web, trials)
+
+
+def _validation_trials(
+    run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None, consequence: str
+) -> "ReplayTrials | None":
+    """Validation trials of the run's store or of `data`; None, with a message, if there are none."""
+    from arcuate.evaluation.evaluate import find_source, open_store
+    from arcuate.live.sources.replay import select_trials
+
+    try:
+        store = open_store(find_source(run, "best"), data)
+        front_end = model.config.settings.front_end
+        return select_trials(store, sessions, front_end.normalise, front_end.log1p)
+    except UserError as error:
+        logger.info(f"{consequence}: {error}")
+        return None
+
+
+def _compare_int8(
+    run: Run, path: Path, model: "Model", session: str | None, data: str | Path | None, progress: Progress | None
+) -> Int8Comparison | None:
+    """PER of the written file against the torch model on validation trials; None if there are none."""
+    from arcuate.decoding.decoder import Decoder as OfflineDecoder
+    from arcuate.decoding.hypothesis import greedy
+    from arcuate.evaluation.metrics import score, total
+    from arcuate.evaluation.significance import score_difference
+    from arcuate.runtime import Decoder
+
+    sessions = model.config.sessions if session is None else (session,)
+    replay = _validation_trials(run, model, sessions, data, "int8 was not compared with fp32")
+    if replay is None:
+        return None
+    store = replay.store
+    decoder, offline = Decoder.load(path, words=False, warm=False), OfflineDecoder(model)
+    step = max(len(replay.trials) // _N_COMPARED, 1)
+    fp32, int8 = [], []
+    for n, info in enumerate(chosen := replay.trials[::step][:_N_COMPARED]):
+        trial, statistics = store.read(info), replay.statistics(info)
+        if trial.tokens is None:
+            continue
+        reference = trial.tokens.tolist()
+        decoder.reset(info.session, statistics)
+        decoder.push(trial.bins)
+        int8.append(score(reference, decoder.finish().tokens))
+        fp32.append(score(reference, greedy(offline.log_probs(trial.bins, info.session, statistics))))
+        if progress:
+            progress(n + 1, len(chosen), "comparing int8 with fp32")
+    found = score_difference(int8, fp32)
+    if found is None:
+        logger.info("int8 was not compared with fp32: fewer than two labelled validation trials")
+        return None
+    per_fp32, per_int8 = (total(scores).rate or 0.0 for scores in (fp32, int8))
+    return Int8Comparison(len(int8), per_fp32, per_int8, found.rate, found.low, found.high)

@@ -1,0 +1,427 @@
+"""`prepare_board`: one local page for all runs of a folder, which follows runs while they train."""
+
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arcuate.charts.formats import finite_int, finite_number
+from arcuate.charts.plots import group_colours, overlaid_curves
+from arcuate.charts.theme import colour
+from arcuate.errors import UserError
+from arcuate.insight.comparison import compare, comparison_page
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.doctor.page import diagnosis_page
+from arcuate.insight.ledger import write_ledger
+from arcuate.insight.overlay import is_simulated
+from arcuate.insight.render import environment, make_figure, render, style_sheet, vega_bundle
+from arcuate.insight.report.page import report_page
+from arcuate.insight.report.run_data import read_run_data
+from arcuate.insight.runs import RunEntry, find_parent, find_runs, read_entry, value_text
+from arcuate.live.clients import TOKEN_COOKIE, Access, is_local, make_access
+from arcuate.progress import logger
+from arcuate.run import Run
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+_REFRESH_S = 0.7  # between two looks at the folder
+_FIRST_S = 0.8  # time for the first, incomplete rows of a large folder
+_ACTIVE_S = 90.0  # a run whose log grew this recently is training
+_CURVE_POINTS = 40  # of the small curve in a row
+_MAX_SELECTED = 24
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class BoardRow:
+    """One run of the board. `complete` is false until its verdict and parent are known."""
+
+    name: str
+    started: str = ""
+    state: str = ""  # training, finished, or why the training is not complete
+    verdict: str = ""
+    steps: int | None = None
+    planned: int | None = None
+    best_per: float | None = None
+    best_step: int | None = None
+    wer: float | None = None
+    target: str = ""
+    purpose: str = ""
+    parent: str = ""
+    changes: tuple[str, ...] = ()  # relative to the parent
+    curve: tuple[tuple[int, float], ...] = ()  # step, PER
+    simulated: bool = False
+    evaluated: bool = False
+    ablation: str = ""  # name of the ablation that the run is part of
+    problems: tuple[str, ...] = ()
+    complete: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_Signature = tuple[tuple[int, int], ...]
+
+
+@dataclass
+class _Known:
+    """What is known about one run folder, for one state of its files."""
+
+    signature: _Signature
+    row: BoardRow
+    entry: RunEntry | None = None
+
+
+@dataclass
+class Board:
+    """The runs of a folder. A thread keeps the rows up to date; `version` grows with every change."""
+
+    folder: Path
+    version: int = 0
+    _known: dict[Path, _Known] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _stop: threading.Event = field(default_factory=threading.Event, repr=False)
+    _thread: threading.Thread | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def rows(self) -> list[BoardRow]:
+        """All rows, the latest run first."""
+        with self._lock:
+            rows = [known.row for known in self._known.values()]
+        return sorted(rows, key=lambda row: (row.started, row.name), reverse=True)
+
+    def run(self, name: str) -> Run:
+        """A run of this board by its name; other paths cannot be reached."""
+        with self._lock:
+            found = next((path for path, known in self._known.items() if known.row.name == name), None)
+        if found is None:
+            raise UserError(f"the board has no run {name!r:.80}")
+        return Run(found)
+
+    def refresh(self, deadline: float | None = None) -> None:
+        """Update the rows of runs that are new or changed; first all that can be read quickly, then the rest."""
+        paths = self._list()
+        changed: list[tuple[Path, _Signature]] = []
+        with self._lock:
+            gone = self._known.keys() - set(paths)
+            for path in gone:
+                del self._known[path]
+            self.version += bool(gone)
+        for path in paths:
+            signature = _signature(path)
+            known = self._known.get(path)
+            if known is not None and known.signature == signature and known.row.complete:
+                if known.row.state == "training" and not _is_active(path):
+                    changed.append((path, signature))
+                continue
+            changed.append((path, signature))
+        first = time.monotonic() + _FIRST_S
+        for path, signature in changed:
+            if path not in self._known or self._known[path].signature != signature:
+                name = self._name(path)
+                before = self._known.get(path)
+                row = _quick_row(path, name, before.row if before else None) if time.monotonic() < first else None
+                self._put(path, _Known((), row or BoardRow(name)))
+        for path, signature in changed:
+            if self._stop.is_set() or (deadline is not None and time.monotonic() > deadline):
+                return
+            entry = read_entry(path, self._name(path))
+            self._put(path, _Known(signature, _full_row(entry, self._earlier(entry)), entry))
+
+    def _list(self) -> list[Path]:
+        try:
+            return find_runs(self.folder)
+        except UserError:  # no runs yet
+            return []
+
+    def _name(self, path: Path) -> str:
+        return path.resolve().name if path == self.folder else str(path.relative_to(self.folder))
+
+    def _earlier(self, entry: RunEntry) -> list[RunEntry]:
+        others = [known.entry for known in self._known.values() if known.entry is not None]
+        key = lambda e: (not e.started, e.started, e.name)
+        return sorted((e for e in others if key(e) < key(entry)), key=key)[-60:]  # the search is quadratic
+
+    def _put(self, path: Path, known: _Known) -> None:
+        with self._lock:
+            before = self._known.get(path)
+            self._known[path] = known
+            self.version += before is None or before.row != known.row
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+            except OSError as error:  # a folder removed while it was read
+                logger.debug("board: %s", error)
+            self._stop.wait(_REFRESH_S)
+
+
+def _signature(path: Path) -> _Signature:
+    """Modification times and sizes of the files behind a row."""
+    run = Run(path)
+    files = (run.recipe_file, run.environment_file, run.metrics_file, run.incidents_file, run.calibration_file)
+    parts = []
+    for file in (*files, path / "results", run.checkpoints):
+        try:
+            found = file.stat()
+            parts.append((found.st_mtime_ns, found.st_size))
+        except OSError:
+            parts.append((0, 0))
+    return tuple(parts)
+
+
+def _is_active(path: Path) -> bool:
+    try:
+        return time.time() - Run(path).metrics_file.stat().st_mtime < _ACTIVE_S
+    except OSError:
+        return False
+
+
+def _quick_row(path: Path, name: str, before: BoardRow | None) -> BoardRow:
+    """What the log and environment.json say, without verdict and parent; those of an earlier look are kept."""
+    run = Run(path)
+    try:
+        rows, facts = run.metrics(), run.environment()
+    except UserError:
+        return before or BoardRow(name)
+    curve = _curve([row for row in rows if row.get("split") != "train"])
+    steps = [step for row in rows if (step := finite_int(row.get("step"))) is not None]
+    best_per, best_step = min(((per, step) for step, per in curve), default=(None, None))
+    old = before or BoardRow(name)
+    return replace(
+        old,
+        started=str(facts.get("started") or ""),
+        state="training" if _is_active(path) else old.state,
+        steps=max(steps, default=None),
+        best_per=best_per,
+        best_step=best_step,
+        curve=curve,
+        simulated=is_simulated(run),
+        complete=False,
+    )
+
+
+def _curve(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
+    points = [
+        (step, round(per, 5))
+        for row in rows
+        if (per := finite_number(row.get("per"))) is not None and (step := finite_int(row.get("step"))) is not None
+    ]
+    every = max(1, -(-len(points) // _CURVE_POINTS))
+    return tuple([*points[::-1][::every]][::-1])
+
+
+def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
+    parent, path = find_parent(entry, earlier), entry.run.path
+    active = entry.unfinished is not None and _is_active(path)
+    folder = entry.ablation
+    return BoardRow(
+        name=entry.name,
+        started=entry.started,
+        state="training" if active else entry.unfinished or "finished",
+        verdict="" if active and entry.verdict in ("too_short", "unfinished") else entry.verdict or "",
+        steps=entry.logged.steps,
+        planned=entry.planned_steps,
+        best_per=entry.logged.best_per,
+        best_step=entry.logged.best_step,
+        wer=entry.best_wer[0] if entry.best_wer else None,
+        target=entry.target.status if entry.target else "",
+        purpose=entry.recipe.purpose if entry.recipe else "",
+        parent=parent.name if parent else "",
+        changes=tuple(f"{c.path} {value_text(c.before)} → {value_text(c.after)}" for c in parent.changes)
+        if parent
+        else (),
+        curve=_curve(entry.logged.validations),
+        simulated=is_simulated(entry.run),
+        evaluated=bool(entry.results),
+        ablation=folder.name if folder and (folder / "ablation.html").is_file() else "",
+        problems=entry.problems,
+        complete=True,
+    )
+
+
+# --- the server -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedBoard:
+    """A board that is ready to be served; `run` blocks until it is interrupted."""
+
+    board: Board
+    access: Access
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = self.access.host
+        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
+        return f"http://{name}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
+
+    def run(self) -> None:
+        import uvicorn
+
+        logger.info(f"open {self.url}  (Ctrl-C to stop)")
+        config = uvicorn.Config(
+            make_app(self.board, self.access),
+            host=self.access.host,
+            port=self.port,
+            log_level="warning",
+            timeout_graceful_shutdown=2,
+        )
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run()
+
+
+def prepare_board(
+    folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = 8766, token: str | None = None
+) -> PreparedBoard:
+    """Check the options of the board of a folder; the folder may be empty, runs appear when they start."""
+    if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+        raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate board runs")
+    return PreparedBoard(Board(folder), make_access(host, token), port)
+
+
+def make_app(board: Board, access: Access) -> "FastAPI":
+    """The page, its data, and the pages of single runs, which are rendered on demand."""
+    from fastapi import FastAPI, Query, Request, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> Any:
+        board.start()
+        try:
+            yield
+        finally:
+            board.stop()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    rendering = threading.Lock()  # one page at a time
+
+    @app.middleware("http")
+    async def authorise(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        headers = request.headers
+        if not access.allows_host(headers.get("host")) or not access.allows_origin(
+            headers.get("origin"), headers.get("host")
+        ):
+            return PlainTextResponse("unknown host name or origin", 403)
+        if not _has_token(access, request):
+            return PlainTextResponse("a token is required: open the address that the server printed", 401)
+        response = await call_next(request)
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Content-Security-Policy", _POLICY)
+        if access.token is not None and (given := request.query_params.get("token")) is not None:
+            response.set_cookie(TOKEN_COOKIE, given, httponly=True, samesite="strict")
+        return response
+
+    @app.exception_handler(UserError)
+    async def explain(_: Request, error: UserError) -> Response:
+        return JSONResponse({"error": str(error)}, 404)
+
+    def page(make: Callable[[], str]) -> Response:
+        with rendering:
+            text = make()
+        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'none'"})  # and that of the page
+
+    @app.get("/")
+    def index() -> Response:
+        name = board.folder.resolve().name
+        return HTMLResponse(environment().get_template("board.html").render(name=name))
+
+    @app.get("/assets/{name}")
+    def asset(name: str) -> Response:
+        kinds = {"vega.js": "text/javascript", "board.js": "text/javascript", "board.css": "text/css"}
+        if name not in kinds:
+            return PlainTextResponse("not found", 404)
+        return Response(_asset(name), media_type=kinds[name])
+
+    @app.get("/api/runs")
+    def runs(version: int = -1) -> Response:
+        if version == board.version:
+            return JSONResponse({"version": board.version})
+        return JSONResponse({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
+
+    @app.get("/api/curves")
+    def curves(run: list[str] = Query()) -> Response:
+        return JSONResponse(overlay(board, run))
+
+    @app.get("/api/compare")
+    def compare_runs(run: list[str] = Query()) -> Response:
+        found = compare(*_selected(board, run), evaluate_missing=False)
+        return JSONResponse({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
+
+    @app.get("/compare")
+    def comparison(run: list[str] = Query()) -> Response:
+        return page(lambda: comparison_page(compare(*_selected(board, run), evaluate_missing=False)))
+
+    @app.get("/report")
+    def report(run: str) -> Response:
+        return page(lambda: report_page(read_run_data(board.run(run))))
+
+    @app.get("/doctor")
+    def doctor(run: str) -> Response:
+        return page(lambda: diagnosis_page(diagnose(board.run(run).path)))
+
+    @app.get("/ablation")
+    def ablation(run: str) -> Response:
+        file = board.run(run).path.resolve().parent.parent / "ablation.html"
+        if not (file.parent / "experiment.json").is_file() or not file.is_file():
+            raise UserError(f"{run} is not part of an ablation with a page")
+        return page(lambda: file.read_text("utf-8"))
+
+    @app.get("/ledger")
+    def ledger() -> Response:
+        return page(lambda: render("ledger.html", title="Run diary · arcuate", text=write_ledger(board.folder)))
+
+    return app
+
+
+def overlay(board: Board, names: Sequence[str]) -> dict[str, Any]:
+    """Overlaid learning curves of runs as Vega-Lite specifications, with the colour of each run."""
+    runs = _selected(board, names)
+    logs = [(name, run.metrics()) for name, run in zip(names, runs, strict=True)]
+    figures = [make_figure(chart) for chart in overlaid_curves(logs)]
+    return {
+        "figures": [{"title": figure.title, "spec": figure.spec} for figure in figures],
+        "colours": {name: {"colour": colour(c), "dash": dash} for name, (c, dash) in group_colours(names).items()},
+    }
+
+
+def _selected(board: Board, names: Sequence[str]) -> list[Run]:
+    if len(names) > _MAX_SELECTED:
+        raise UserError(f"{len(names)} runs are selected; select at most {_MAX_SELECTED}")
+    return [board.run(name) for name in names]
+
+
+def _has_token(access: Access, request: "Request") -> bool:
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return access.accepts_token(request.query_params.get("token"), request.cookies.get(TOKEN_COOKIE), bearer)
+
+
+def _asset(name: str) -> str:
+    if name == "vega.js":
+        return vega_bundle()
+    loader = environment().loader
+    assert loader is not None
+    text = loader.get_source(environment(), name)[0]
+    return style_sheet() + text if name == "board.css" else text

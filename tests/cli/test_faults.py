@@ -1,0 +1,86 @@
+"""Every command that writes, under faults: killed at a file operation, no disk space, limits, no permission, company.
+
+After a fault the files are as before or complete, the message is one sentence, and the same command then succeeds.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from support.counts import THOROUGH
+from support.faults import Fault
+from support.workspace import COMMANDS, Bench, make_workspace
+
+FAST = [name for name, command in COMMANDS.items() if not command.slow]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_workspace(tmp_path_factory.mktemp("faults") / "workspace")
+
+
+benches: dict[str, Bench] = {}
+
+
+@pytest.fixture
+def bench(workspace: Path, request: pytest.FixtureRequest) -> Bench:
+    name = request.param
+    if name not in benches:
+        benches[name] = Bench(workspace, name, workspace.parent / "copies")
+    return benches[name]
+
+
+def points(bench: Bench, n: int) -> list[int]:
+    """File operations to fail at: all of them in a thorough run."""
+    if THOROUGH:
+        return list(range(1, bench.n_operations + 1))
+    return sorted(random.Random(bench.name).sample(range(1, bench.n_operations + 1), n))
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_killed_at_a_file_operation(bench: Bench) -> None:
+    for at in points(bench, 2):
+        done = bench.check(Fault("kill", at))
+        assert done.code == -9
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_a_full_disk(bench: Bench) -> None:
+    assert bench.check(Fault("full", 1)).code == 2
+    for at in points(bench, 1):
+        bench.check(Fault("full", at))
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
+    """The write fails in the middle of a file, in whatever library writes it."""
+    fractions = [0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99] if THOROUGH else [0.5]
+    for fraction in fractions:
+        done = bench.check(Fault("size", int(fraction * bench.largest)))
+        assert done.code == 2 and ("disk" in done.stderr or "large" in done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_a_limit_on_open_files(bench: Bench) -> None:
+    for n in range(1, 9) if THOROUGH else (2,):
+        bench.check(Fault("files", n))
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_no_permission_to_write(bench: Bench) -> None:
+    done = bench.check(Fault("readonly"))
+    assert done.code == 2 and "ermission" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_several_at_once(bench: Bench) -> None:
+    for n in (2, 3, 5) if THOROUGH else (3,):
+        bench.check_together(n)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="minutes of computing time; part of `make thorough`")
+@pytest.mark.parametrize("bench", FAST, indirect=True)
+def test_a_limit_on_memory(bench: Bench) -> None:
+    for megabytes in (0, 1, 4, 16, 64, 256):
+        bench.check(Fault("memory", megabytes))  # the compiler of Numba may abort; nothing incomplete is left

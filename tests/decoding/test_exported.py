@@ -1,0 +1,181 @@
+"""The exported file: its layout, and files that are damaged or made to deceive."""
+
+import json
+import random
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from arcuate.decoding.exported.archive import open_archive
+from arcuate.decoding.exported.graph_check import OPERATORS, check_graph
+from arcuate.errors import UserError
+from arcuate.runtime import Decoder
+from support.counts import count
+from support.exports import export_model, repack
+from support.fuzzing import fuzz, mutate
+from support.live_parts import bins, small_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_model(tmp_path_factory.mktemp("export") / "model.arcx", small_model(normalise="rolling"))
+
+
+def test_equal_models_give_equal_files(path: Path, tmp_path: Path) -> None:
+    again = export_model(tmp_path / "model.arcx", small_model(normalise="rolling"))
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_zip_tools_read_it_and_members_are_aligned(path: Path) -> None:
+    archive = open_archive(path)
+    with zipfile.ZipFile(path) as file:
+        assert file.testzip() is None
+        assert file.namelist() == list(archive.members)
+        assert all(file.read(name) == archive.bytes(name) for name in archive.members)
+        metadata = json.loads(file.read("metadata.json"))
+    assert all(member.offset % 64 == 0 for member in archive.members.values())
+    assert metadata["model"]["sessions"] == ["day1", "day2"]
+    assert metadata["precision"] == "fp32"
+
+
+def test_int8_is_smaller_and_close(tmp_path: Path) -> None:
+    model = small_model(n_channels=64)
+    files = [export_model(tmp_path / f"{int8}.arcx", model, words=False, int8=int8) for int8 in (False, True)]
+    fp32, int8 = (Decoder.load(file, warm=False) for file in files)
+    assert open_archive(files[1]).member("frame.onnx").size < 0.5 * open_archive(files[0]).member("frame.onnx").size
+    for decoder in (fp32, int8):
+        decoder.push(bins(100, 64))
+    difference = np.abs(np.exp(fp32.log_probs()) - np.exp(int8.log_probs()))
+    assert 0 < difference.max() < 0.1
+    frame = onnx.load_from_string(open_archive(files[1]).bytes("frame.onnx"))
+    assert {"MatMulInteger", "DynamicQuantizeLinear"} <= {node.op_type for node in frame.graph.node}
+
+
+# --- damaged files ----------------------------------------------------------------------------------------
+
+
+def test_every_change_to_a_byte_is_refused(path: Path, tmp_path: Path) -> None:
+    """Mutations anywhere in the file, headers and padding included, fail the checksum."""
+    content, rng, target = path.read_bytes(), random.Random(0), tmp_path / "damaged.arcx"
+    for _ in range(count(300, 2000)):
+        changed = mutate(content, rng)
+        if changed == content:
+            continue
+        target.write_bytes(changed)
+        with pytest.raises(UserError, match=r"damaged|cannot read") as error:
+            open_archive(target)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "bin.onnx", "frame.onnx", "ngram.alm", "lexicon.tokens.i32"])
+def test_members_damaged_before_the_checksum_was_made(path: Path, tmp_path: Path, name: str) -> None:
+    """The checksum is no proof of origin: each member is checked by itself, or decodes as it is."""
+    archive, rng = open_archive(path), random.Random(1)
+    original = archive.bytes(name)
+
+    def read(content: bytes, folder: Path) -> object:
+        target = repack(path, folder / "forged.arcx", {name: content})
+        decoder = Decoder.load(target, warm=False)
+        decoder.push(bins(50))
+        return decoder.finish()
+
+    fuzz(read, [mutate(original, rng) for _ in range(count(30, 400))], tmp_path).check(0.1)
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "bin.onnx", "frame.onnx", "session_weights.f32"])
+def test_missing_members(path: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError):
+        Decoder.load(repack(path, tmp_path / "m.arcx", {name: None}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 99},
+        {"format": "other"},
+        {"precision": "fp64"},
+        {"states": {}},
+        {"states": {"bin": [{"name": "patch", "dtype": "float32", "shape": [10**6, 10**6]}], "frame": []}},
+        {"model": None},
+        {"decoding": {"beam": 10**12}},
+    ],
+)
+def test_metadata_are_checked(path: Path, tmp_path: Path, change: dict) -> None:
+    metadata = json.loads(open_archive(path).bytes("metadata.json")) | change
+    forged = repack(path, tmp_path / "m.arcx", {"metadata.json": json.dumps(metadata).encode()})
+    with pytest.raises(UserError):
+        Decoder.load(forged, warm=False)
+
+
+# --- graphs made to deceive -------------------------------------------------------------------------------
+
+
+def graph(*nodes: onnx.NodeProto, initializers: tuple = (), domain: str = "", **fields: object) -> bytes:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1,)) for name in ("x", "y")]
+    made = helper.make_graph(list(nodes), "g", values[:1], values[1:], list(initializers))
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid(domain, 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def external() -> onnx.TensorProto:
+    tensor = numpy_helper.from_array(np.zeros(4, np.float32), "w")
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    return tensor
+
+
+def branch() -> onnx.NodeProto:
+    inner = helper.make_graph([], "inner", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1,))])
+    return helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
+
+
+IDENTITY = helper.make_node("Identity", ["x"], ["y"])
+REFUSED = {
+    "external data": graph(IDENTITY, initializers=(external(),)),
+    "custom operator": graph(helper.make_node("Danger", ["x"], ["y"], domain="com.example")),
+    "unknown operator": graph(helper.make_node("Loop", ["x"], ["y"])),
+    "operator that allocates": graph(helper.make_node("ConstantOfShape", ["x"], ["y"])),
+    "subgraph": graph(branch()),
+    "other operator set": graph(IDENTITY, domain="com.example"),
+    "tensor attribute": graph(
+        helper.make_node("Identity", ["x"], ["y"], value=numpy_helper.from_array(np.zeros(1, np.float32)))
+    ),
+    "wrong size": graph(
+        IDENTITY,
+        initializers=(helper.make_tensor("w", TensorProto.FLOAT, (2,), np.zeros(2, "<f4").tobytes(), raw=True),),
+    ).replace(b"\x08\x02\x10\x01", b"\x08\x7f\x10\x01"),
+    "nothing": b"",
+    "noise": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_graphs_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="not a graph that arcuate runs"):
+        check_graph(REFUSED[name], "test.onnx")
+
+
+def test_a_plain_graph_is_accepted() -> None:
+    check_graph(
+        graph(IDENTITY, initializers=(numpy_helper.from_array(np.zeros((2, 3), np.float32), "w"),)), "test.onnx"
+    )
+
+
+def test_no_operator_reads_files_or_loops() -> None:
+    assert not OPERATORS & {"If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Tile", "RandomNormal"}
+
+
+def test_forged_graphs_do_not_load(path: Path, tmp_path: Path) -> None:
+    forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": REFUSED["external data"]})
+    with pytest.raises(UserError, match=r"bin\.onnx is not a graph"):
+        Decoder.load(forged)
+    shutil.copy(path, tmp_path / "copy.arcx")
+    forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": open_archive(path).bytes("frame.onnx")})
+    with pytest.raises(UserError, match="does not match"):
+        Decoder.load(forged)

@@ -1,0 +1,128 @@
+"""`arcuate export` on run folders, and the commands that accept an exported model."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate import decode, export
+from arcuate.data.alphabet import CLASSES
+from arcuate.data.statistics import Statistics
+from arcuate.decoding.decoder import Decoder as OfflineDecoder
+from arcuate.decoding.exported.read import open_export
+from arcuate.errors import UserError
+from arcuate.experiments.export import write_export
+from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.live.bench import bench_live
+from arcuate.live.load import load_decoder
+from arcuate.models.config import ModelConfig, ModelSettings
+from arcuate.models.model import Model
+from arcuate.runtime import Decoder
+from support.cli import assert_refused, one_object
+from support.forking import arcuate
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WORDS = {"lm": str(GOLDEN / "words.alm"), "lexicon": str(GOLDEN / "lexicon.txt")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the golden run, its store and its export."""
+    target = tmp_path_factory.mktemp("golden")
+    for name in ("run", "store", "words.alm", "lexicon.txt", "model.arcx"):
+        source = GOLDEN / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)  # type: ignore[operator]
+    return target
+
+
+def shipped_settings() -> dict[str, ModelSettings]:
+    """The model of every packaged recipe; equal ones under the name of the first."""
+    found: dict[str, ModelSettings] = {}
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        settings = ModelSettings(**{key: getattr(recipe, key) for key in ModelSettings.model_fields})
+        if settings not in found.values():
+            found[name] = settings
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_settings())
+def test_every_packaged_recipe_exports_or_is_refused(tmp_path: Path, name: str) -> None:
+    """At full width; few channels keep the file small."""
+    torch.manual_seed(0)
+    settings, path = shipped_settings()[name], tmp_path / "m.arcx"
+    model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)).eval()
+    if not settings.encoder.causal:
+        with pytest.raises(UserError, match="bidirectional"):
+            write_export(path, model, None)
+        return
+    write_export(path, model, None)
+    bins = np.random.default_rng(0).normal(1.0, 2.0, (40, 4)).astype(np.float32)
+    known = Statistics(bins.mean(0), bins.std(0), 100)
+    exported = Decoder.load(path, session="b", statistics=known, warm=False).trial_log_probs(bins)
+    expected = OfflineDecoder(model).log_probs(bins, "b", known)
+    np.testing.assert_allclose(exported, expected, rtol=0, atol=1e-4)
+
+
+def test_the_command_describes_the_file(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "m.arcx"
+    options = ("--lm", WORDS["lm"], "--lexicon", WORDS["lexicon"], "--int8", "--data", str(folder / "store"), "--json")
+    result = one_object(arcuate("export", str(folder / "run"), str(target), *options).stdout)
+    assert result["n_bytes"] == target.stat().st_size
+    assert result["precision"] == "int8" and len(result["sessions"]) == 2 and result["n_words"] == 87
+    assert result["int8"]["n_trials"] == 4
+    assert result["int8"]["difference"] == pytest.approx(result["int8"]["per_int8"] - result["int8"]["per_fp32"])
+    metadata = open_export(target).metadata
+    assert metadata["source"]["run"] == "run" and len(metadata["source"]["recipe_hash"]) == 24
+
+
+def test_one_session(folder: Path, tmp_path: Path) -> None:
+    result = export(folder / "run", tmp_path / "m.arcx", session="t15.2023.08.11", words=False)
+    assert result.sessions == ("t15.2023.08.11",) and result.int8 is None
+    assert Decoder.load(tmp_path / "m.arcx").sessions == result.sessions
+    assert "session_weights.f32" not in open_export(tmp_path / "m.arcx").archive
+
+
+def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    export("run", "tuned.arcx", **WORDS, decoding=GOLDEN / "weights.yaml")
+    exported = decode("tuned.arcx", data="store")
+    original = decode("run", **WORDS, config=GOLDEN / "weights.yaml", data="store")
+    assert [t.text for t in exported] == [t.text for t in original]
+    assert exported.search.lm == "words.alm" == original.search.lm
+
+
+def test_live_commands_accept_the_file(folder: Path) -> None:
+    found = bench_live(folder / "model.arcx", seconds=3, real_time=False, data=folder / "store")
+    assert found.timings.wall and found.n_lexicon_words == 87
+    decoder = load_decoder(folder / "model.arcx", lm=None)
+    assert not decoder.decodes_words and decoder.adaptation is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"adapt": "one-step"}, "--adapt needs gradients"),
+        ({"lm": "other.alm"}, "--lm is fixed"),
+        ({"head": "both"}, "--head both needs the run folder"),
+    ],
+)
+def test_options_that_need_the_run_are_refused(folder: Path, options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_decoder(folder / "model.arcx", **options)
+
+
+def test_mistakes(folder: Path, tmp_path: Path) -> None:
+    model = str(folder / "model.arcx")
+    assert_refused(arcuate("decode", model), "name a store to decode with --data")
+    assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "name a store to replay with --data")
+    assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "should end in .arcx")
+    assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
+    text = tmp_path / "notes.arcx"
+    text.write_text("notes")
+    assert_refused(arcuate("export", str(folder / "run"), str(text), "--no-words"), "is not an earlier model.arcx")
+    assert text.read_text() == "notes"
+    assert_refused(arcuate("decode", str(text), "--data", str(folder / "store")), "damaged or not an exported model")

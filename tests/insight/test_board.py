@@ -1,0 +1,238 @@
+# ruff: noqa: E402 - dependencies of the board may be missing
+"""The board: rows, security, and the page in a real browser while runs appear and train."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
+uvicorn = pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)")
+
+from fastapi.testclient import TestClient
+
+from arcuate.errors import UserError
+from arcuate.files import append_jsonl
+from arcuate.insight.board import Board, make_app, overlay, prepare_board
+from arcuate.live.clients import Access
+from support.browser import find_chromium, launched, opened
+from support.fabricate_runs import make_run
+from support.pages import check_page
+
+LOCAL = Access("127.0.0.1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_run(tmp_path / "first", per=0.3)
+    make_run(tmp_path / "sub" / "second", ["schedule.peak_lr=0.001"], per=0.2, minute=1, seed=1)
+    return tmp_path
+
+
+def refreshed(folder: Path) -> Board:
+    board = Board(folder)
+    board.refresh()
+    return board
+
+
+def client(board: Board, access: Access = LOCAL) -> TestClient:
+    return TestClient(make_app(board, access), base_url="http://127.0.0.1")
+
+
+def test_rows_have_verdict_best_rate_and_changes(folder: Path) -> None:
+    second, first = refreshed(folder).rows()
+    assert (first.name, second.name) == ("first", "sub/second")
+    assert second.best_per == pytest.approx(0.2, abs=0.01) and second.verdict and second.complete
+    assert second.parent == "first" and any("peak_lr" in change for change in second.changes)
+    assert second.curve[-1][0] == second.steps == second.planned
+
+
+def test_only_changed_runs_are_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = refreshed(folder)
+    read: list[str] = []
+    monkeypatch.setattr("arcuate.insight.board.read_entry", lambda path, name: read.append(name))
+    version = board.version
+    board.refresh()
+    assert read == [] and board.version == version
+
+
+def test_runs_appear_change_and_vanish(folder: Path) -> None:
+    board = refreshed(folder)
+    version = board.version
+    shutil.copytree(folder / "first", folder / "third")
+    board.refresh()
+    assert {row.name for row in board.rows()} == {"first", "third", "sub/second"} and board.version > version
+    append_jsonl(folder / "third" / "metrics.jsonl", {"step": 650, "split": "val", "per": 0.11, "loss": 0.2})
+    board.refresh()
+    assert next(row.best_per for row in board.rows() if row.name == "third") == 0.11
+    shutil.rmtree(folder / "third")
+    board.refresh()
+    assert {row.name for row in board.rows()} == {"first", "sub/second"}
+
+
+def test_damaged_runs_are_listed(folder: Path) -> None:
+    (folder / "first" / "recipe.yaml").write_text("name: [")
+    row = next(row for row in refreshed(folder).rows() if row.name == "first")
+    assert row.problems and row.complete
+
+
+def test_a_large_folder_is_listed_before_it_is_read(folder: Path) -> None:
+    board = Board(folder)
+    board.refresh(deadline=time.monotonic())  # no time for details
+    assert {row.name for row in board.rows()} == {"first", "sub/second"}
+    assert not any(row.complete for row in board.rows())
+    board.refresh()
+    assert all(row.complete for row in board.rows())
+
+
+def test_an_empty_folder_is_a_board_without_rows(tmp_path: Path) -> None:
+    assert refreshed(tmp_path).rows() == []
+    with pytest.raises(UserError, match="no such folder"):
+        prepare_board(tmp_path / "nowhere")
+
+
+def test_pages_are_rendered_on_demand(folder: Path) -> None:
+    web = client(refreshed(folder))
+    for address in ("/report?run=first", "/doctor?run=sub/second", "/compare?run=first&run=sub/second", "/ledger"):
+        answer = web.get(address)
+        assert answer.status_code == 200, answer.text
+        check_page(answer.text)
+    assert not (folder / "first" / "report.html").exists()
+    found = web.get("/api/compare?run=first&run=sub/second").json()
+    assert "second is better than first" in found["sentences"][0]
+
+
+def test_only_runs_of_the_board_can_be_reached(folder: Path) -> None:
+    make_run(folder.parent / f"{folder.name}-other")
+    web = client(refreshed(folder))
+    for name in (f"../{folder.name}-other", "/etc", "first/../first", ""):
+        assert web.get("/report", params={"run": name}).status_code == 404
+    assert web.get("/assets/..%2Fboard.html").status_code == 404
+    assert web.get("/assets/board.html").status_code == 404
+
+
+def test_other_hosts_and_origins_are_refused(folder: Path) -> None:
+    web = client(refreshed(folder))
+    assert web.get("/", headers={"Host": "evil.example"}).status_code == 403
+    assert web.get("/api/runs", headers={"Origin": "http://evil.example"}).status_code == 403
+    answer = web.get("/")
+    assert answer.status_code == 200 and "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert "unsafe-eval" not in answer.headers["Content-Security-Policy"]
+
+
+def test_a_token_is_required_where_the_board_is_public(folder: Path) -> None:
+    web = client(refreshed(folder), Access("0.0.0.0", "correct-horse"))
+    assert web.get("/api/runs").status_code == 401
+    assert web.get("/api/runs?token=wrong-token").status_code == 401
+    assert web.get("/?token=correct-horse").status_code == 200  # which sets the cookie
+    assert web.get("/api/runs").status_code == 200
+
+
+def test_overlay_is_bounded(folder: Path) -> None:
+    board = refreshed(folder)
+    assert overlay(board, ["first"])["figures"][0]["title"].startswith("Phoneme error rate")
+    with pytest.raises(UserError, match="at most"):
+        overlay(board, ["first"] * 100)
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    make_run(tmp_path / "<img src=x onerror=alert(1)>")
+    page = client(refreshed(tmp_path)).get("/api/runs")
+    assert page.headers["content-type"] == "application/json" and json.loads(page.text)["runs"]
+
+
+# --- in a browser ---
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(make_app(Board(folder), LOCAL), port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched(find_chromium()) as found:
+        yield found
+
+
+def names(page: Any) -> list[str]:
+    return page.eval_on_selector_all("#runs tbody tr", "rows => rows.map(row => row.dataset.run)")
+
+
+def wait_until_up(page_address: str) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    for _ in range(200):
+        try:
+            urlopen(page_address + "api/runs").close()
+            return
+        except URLError:
+            time.sleep(0.05)
+
+
+def test_board_in_a_browser(folder: Path, browser: Any) -> None:
+    hostile = folder / "<b>bold"
+    shutil.copytree(folder / "first", hostile)
+    with serving(folder) as address:
+        wait_until_up(address)
+        with opened(browser, address) as page:
+            page.wait_for_selector("text=3 runs")
+            assert page.query_selector("#runs tbody b") is None
+            page.fill("#filter", "peak_lr")
+            assert names(page) == ["sub/second"] and "filter=peak_lr" in page.url
+            page.fill("#filter", "")
+            page.click("text=best PER")
+            assert names(page)[0] == "sub/second" and "sort=best_per" in page.url
+            for name in ("first", "sub/second"):
+                page.check(f"tr[data-run='{name}'] input")
+            page.wait_for_selector("#charts[data-drawn='2']")
+            page.wait_for_selector("text=second is better than first")
+            assert "run=first" in page.url
+            make_run(folder / "new", per=0.25, minute=5)
+            page.wait_for_selector("tr[data-run='new']")
+            page.click("#legend button")
+            assert page.query_selector("#legend button.off") is not None
+        with opened(browser, f"{address}?filter=second&sort=best_per&run=first") as page:
+            page.wait_for_selector("#charts[data-drawn]")
+            assert names(page) == ["sub/second"] and page.input_value("#filter") == "second"
+        with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
+            page.wait_for_selector("tr[data-run='first']")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_report_and_doctor_pages_in_a_browser(folder: Path, browser: Any, tmp_path: Path) -> None:
+    from arcuate.insight.doctor import diagnose
+    from arcuate.insight.report import write_report
+
+    report = write_report(folder / "first")
+    with opened(browser, report.as_uri()) as page:
+        page.wait_for_selector(".plot[data-drawn] svg")
+        page.hover(".plot[data-drawn] svg .mark-symbol path")
+        page.wait_for_selector("#vg-tooltip-element.visible")
+        before = page.eval_on_selector(".plot svg", "svg => svg.querySelectorAll('.mark-line path').length")
+        page.click("button[data-series]")
+        page.wait_for_function(
+            "n => document.querySelector('.plot svg').querySelectorAll('.mark-line path').length < n", arg=before
+        )
+    with opened(browser, report.as_uri(), java_script_enabled=False) as page:
+        assert page.is_visible("noscript svg") and not page.is_visible(".plot")
+    diagnose(folder / "first", html=tmp_path / "doctor.html")
+    with opened(browser, (tmp_path / "doctor.html").as_uri(), viewport={"width": 390, "height": 844}) as page:
+        page.wait_for_selector(".plot[data-drawn] svg")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

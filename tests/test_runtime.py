@@ -1,0 +1,176 @@
+"""Laws of exported models: the same text as `StreamingDecoder`, for any chunking, and after a saved state."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from arcuate import StreamingDecoder
+from arcuate.data.statistics import Statistics
+from arcuate.decoding.stream import SentenceStream
+from arcuate.errors import UserError
+from arcuate.live.engine import make_engine
+from arcuate.runtime import Decoder
+from support.counts import count
+from support.encoders import make_batch, models
+from support.exports import ABSENT, export_model, without
+from support.live_parts import bins, small_model, small_search
+
+NEAR_TIE = 1e-3  # nats
+SEARCH = small_search()
+law = settings(max_examples=count(25, 500), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exports")
+
+
+@law
+@given(
+    model=models(bidirectional=st.just(False)),
+    n=st.integers(1, 90),
+    cuts=st.lists(st.integers(0, 90), max_size=6),
+    knows_statistics=st.booleans(),
+    one_session=st.booleans(),
+)
+def test_an_export_decodes_as_the_run_does(folder, model, n, cuts, knows_statistics, one_session) -> None:
+    trial, _, session, past = make_batch([n], seed=n)
+    name, data = model.config.sessions[int(session)], trial[0].numpy()
+    known = Statistics(past.mean[0].numpy(), past.sd[0].numpy(), int(past.n_bins[0])) if knows_statistics else None
+    path = export_model(folder / "law.arcx", model, session=name if one_session else None)
+    exported = Decoder.load(path, session=name, statistics=known, warm=False)
+    original = StreamingDecoder(make_engine(model, SEARCH), name, known)
+    assert exported.delay == original.delay
+
+    edges = [0, *sorted(min(c, n) for c in cuts), n]
+    whole = exported.stream(statistics=known)
+    whole.push(data)
+    for first, last in pairwise(edges):
+        partial, expected = exported.push(data[first:last]), original.push(data[first:last])
+        assert partial.n_frames == expected.n_frames
+        exported.load_state(exported.save_state())  # an interruption changes nothing, below
+    assert np.array_equal(exported.log_probs(), whole.log_probs())
+    np.testing.assert_allclose(exported.log_probs(), original.log_probs(), rtol=0, atol=1e-4)
+    final, uninterrupted, expected = exported.finish_nbest(3), whole.finish_nbest(3), original.finish_nbest(3)
+    assert [(h.words, h.total, h.times) for h in final] == [(h.words, h.total, h.times) for h in uninterrupted]
+    if final[0].words != expected[0].words:
+        assert expected[0].total - expected[1].total < NEAR_TIE
+    assert final[0].total == pytest.approx(expected[0].total, abs=1e-2)
+
+
+@pytest.mark.parametrize("normalise", ["none", "block", "rolling"])
+def test_running_statistics_of_several_sentences(tmp_path: Path, normalise: str) -> None:
+    model = small_model(normalise=normalise)
+    exported = Decoder.load(export_model(tmp_path / "m.arcx", model), warm=False)
+    original = StreamingDecoder(make_engine(model, SEARCH))
+    for seed in range(4):
+        exported = resumed(exported) if seed == 2 else exported
+        finals = []
+        for decoder in (exported, original):
+            decoder.push(bins(60, seed=seed))
+            finals.append(decoder.finish())
+        assert finals[0].words == finals[1].words
+        assert finals[0].total == pytest.approx(finals[1].total, abs=1e-3)
+
+
+def resumed(decoder: Decoder) -> Decoder:
+    """Another stream that continues this one."""
+    other = decoder.stream()
+    other.load_state(decoder.save_state())
+    return other
+
+
+def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:
+    first = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
+    second = first.stream("day1")
+    alone = first.stream("day1")
+    alone.push(bins(80, seed=1))
+    for k in range(0, 80, 8):
+        first.push(bins(80, seed=2)[k : k + 8])
+        second.push(bins(80, seed=1)[k : k + 8])
+    assert second.finish_nbest(2) == alone.finish_nbest(2)
+
+
+def test_phonemes_without_words(tmp_path: Path) -> None:
+    model = small_model()
+    path = export_model(tmp_path / "m.arcx", model, words=False)
+    decoder, original = Decoder.load(path), StreamingDecoder(make_engine(model, None))
+    assert decoder.push(bins(60)).words == original.push(bins(60)).words
+    assert decoder.finish().tokens == original.finish().tokens
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    decoder = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
+    with pytest.raises(UserError, match=r"shape \(t, 6\)"):
+        decoder.push(np.zeros((3, 5)))
+    with pytest.raises(UserError, match=r"'day9' is not in .*day1, day2"):
+        decoder.reset("day9")
+    with pytest.raises(UserError, match="no exported model"):
+        Decoder.load(tmp_path / "none.arcx")
+    other = Decoder.load(export_model(tmp_path / "o.arcx", small_model(seed=1)), warm=False)
+    with pytest.raises(UserError, match="another exported model"):
+        other.load_state(decoder.save_state())
+    with pytest.raises(UserError, match="damaged"):
+        decoder.load_state(decoder.save_state()[:-1])
+
+
+def test_forged_states_are_refused(tmp_path: Path) -> None:
+    """A state with a valid checksum and indices out of range must not reach compiled code."""
+    import hashlib
+    import io
+
+    decoder = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
+    decoder.push(bins(80))
+    saved = decoder.save_state()
+    start = len(saved) - len(saved[saved.index(b"PK") :])
+    with np.load(io.BytesIO(saved[start:])) as stored:
+        arrays = dict(stored)
+    for name, field in [("beam", "node"), ("beam", "lm_state"), ("beam", "backpointer"), ("backpointers", "previous")]:
+        forged = {**arrays, name: arrays[name].copy()}
+        forged[name][field][:] = 2**30
+        stream = io.BytesIO()
+        np.savez(stream, **forged)
+        digest = hashlib.blake2b(stream.getvalue(), digest_size=20).digest()
+        with pytest.raises(UserError, match="does not fit this model"):
+            decoder.load_state(saved[: start - 20] + digest + stream.getvalue())
+    decoder.load_state(saved)
+    assert decoder.n_bins == 80
+
+
+def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
+    path = export_model(tmp_path / "m.arcx", small_model())
+    code = without(*ABSENT, "onnx") + (
+        "import numpy as np\n"
+        "from arcuate.runtime import Decoder\n"
+        f"decoder = Decoder.load({str(path)!r})\n"
+        "decoder.push(np.random.default_rng(0).normal(1.0, 2.0, (80, 6)))\n"
+        "print(decoder.finish().text)\n"
+        "assert sys.modules['torch'] is None and sys.modules['pydantic'] is None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoder: SentenceStream = Decoder.load(path)
+    decoder.push(bins(80))
+    assert done.stdout.strip() == decoder.finish().text
+
+
+def test_the_embedding_example_runs_without_training_packages(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "embed.py"
+    assert len(example.read_text("utf-8").splitlines()) < 40
+    path = export_model(tmp_path / "m.arcx", small_model())
+    np.save(tmp_path / "recording.npy", bins(80))
+    code = without(*ABSENT, "onnx") + (
+        f"import runpy\nsys.argv = ['embed.py', {str(path)!r}, {str(tmp_path / 'recording.npy')!r}]\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decoder = Decoder.load(path)
+    decoder.push(bins(80))
+    assert done.stdout.splitlines()[-1] == decoder.finish().text
