@@ -24,8 +24,15 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """The offline plugin loads a script from a network; the copy in assets/ is used instead."""
-    depth = page.url.count("/")
-    return output.replace("https://unpkg.com/iframe-worker/shim", "../" * depth + "assets/iframe-worker.js")
+    return _local_script(output, page.url.count("/"))
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    return _local_script(output_content, template_name.count("/"))
+
+
+def _local_script(html: str, depth: int) -> str:
+    return html.replace("https://unpkg.com/iframe-worker/shim", "../" * depth + "assets/iframe-worker.js")
 
 
 def _relink(text: str) -> str:
