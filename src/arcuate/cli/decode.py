@@ -55,6 +55,12 @@ def decode(
     alpha: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
     ] = 0.5,
+    reject_below: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Mark sentences as rejected if the probability that they are right is lower."
+        ),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="With a run folder: best, last, step-NNNNNNNN or stage-NAME.")
     ] = "best",
@@ -85,6 +91,7 @@ def decode(
             llm=llm,
             llm_every=llm_every,
             alpha=alpha,
+            reject_below=reject_below,
             checkpoint=checkpoint,
             progress=report,
         )

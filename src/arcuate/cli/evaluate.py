@@ -7,6 +7,7 @@ import typer
 
 from arcuate.cli.app import SPLITS, AdaptSetting, Json, app, complete_from, complete_method
 from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.adaptation.evaluate import AdaptationResult
@@ -39,8 +40,12 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: AdaptSetting = None,
+    confidence: Annotated[
+        bool, typer.Option("--confidence", help="Decode to words and measure the calibration of their confidences.")
+    ] = False,
     lm: Annotated[
-        str | None, typer.Option(help="With --adapt: language model for decoding pseudo-labels, or `default`.")
+        str | None,
+        typer.Option(help="With --adapt (for decoding pseudo-labels) or --confidence: language model, or `default`."),
     ] = None,
     lexicon: Annotated[str, typer.Option(help="With --lm: lexicon file, or `default`.")] = "default",
     config: Annotated[Path | None, typer.Option(help="With --lm: search weights written by `arcuate tune`.")] = None,
@@ -57,6 +62,11 @@ def evaluate(
         "head": head,
         "scores": scores,
     }
+    if confidence:
+        if adapt is not None or session or setting or label or scores or search or beam:
+            raise UserError("--confidence accepts only --split, --data, --checkpoint, --lm, --lexicon and --config")
+        print_confidence(run, split, data, checkpoint, lm or "default", lexicon, config, as_json)
+        return
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
 
@@ -68,12 +78,43 @@ def evaluate(
         emit_json(result.to_dict()) if as_json else print_adaptation(result)
         return
     if session or setting or lm or config or lexicon != "default":
-        raise typer.BadParameter("--session, --set, --lm, --lexicon and --config require --adapt METHOD")
+        raise typer.BadParameter(
+            "--session and --set require --adapt METHOD; --lm, --lexicon and --config that or --confidence"
+        )
     from arcuate.evaluation.evaluate import evaluate as evaluate_run
 
     with progress("checking trials") as report:
         evaluation = evaluate_run(run, **options, progress=report)
     emit_json(evaluation.to_dict()) if as_json else print_evaluation(evaluation)
+
+
+def print_confidence(
+    run: Path, split: str, data: Path | None, checkpoint: str, lm: str, lexicon: str, config: Path | None, as_json: bool
+) -> None:
+    """Decode to words and print the reliability of their confidences."""
+    from arcuate.evaluation.decode import decode
+
+    with progress("loading") as report:
+        decoded = decode(
+            run, split=split, data=data, checkpoint=checkpoint, lm=lm, lexicon=lexicon, config=config, progress=report
+        )
+    measured = decoded.metrics.confidence
+    if measured is None:
+        raise UserError(f"none of the {split} trials has decoded words and a reference; confidence needs both")
+    if as_json:
+        emit_json(decoded.to_dict())
+        return
+    columns = ("confidence", "words", "mean confidence", "right")
+    rows = [
+        (f"{b.low:.1f} to {b.high:.1f}", str(b.n), percent(b.confidence), percent(b.accuracy))
+        for b in measured.words.bins
+        if b.n
+    ]
+    print_table(columns, rows, title=f"Reliability of word confidences ({split})", right=columns[1:])
+    risk = dict(measured.words.risk_coverage)
+    most = ", ".join(f"{percent(risk[c])} of the surest {c:.0%}" for c in (0.25, 0.5, 0.75, 1.0))
+    out.print(f"wrong words: {most}", soft_wrap=True)
+    out.print(measured.summary(), soft_wrap=True)
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:

@@ -37,6 +37,17 @@ def tune(
         int,
         typer.Option(min=0, max=100, help="Also report WER cross-fitted over this many folds of sessions; 0 = off."),
     ] = 0,
+    confidence: Annotated[
+        bool, typer.Option("--confidence", help="Also calibrate the confidences of words and sentences.")
+    ] = False,
+    keep_weights: Annotated[
+        bool,
+        typer.Option("--keep-weights", help="With --confidence: calibrate only, and keep the weights of --config."),
+    ] = False,
+    accuracy: Annotated[
+        float,
+        typer.Option(min=0.5, max=0.999, help="With --confidence: share of right words among the accepted ones."),
+    ] = 0.95,
     split: SplitName = "val",
     data: MovedStore = None,
     head: Head = None,
@@ -60,6 +71,9 @@ def tune(
             split=split,
             data=data,
             head=head,
+            confidence=confidence,
+            keep_weights=keep_weights,
+            accuracy=accuracy,
             progress=report,
         )
     if as_json:

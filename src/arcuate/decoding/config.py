@@ -4,10 +4,53 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, model_validator
 
 from arcuate.config import Settings, parse_settings, read_yaml
 from arcuate.errors import UserError
+
+
+class Logistic(Settings):
+    """A logistic model: log-odds = intercept + weights · features."""
+
+    intercept: float = Field(0.0, ge=-1e6, le=1e6, description="Log-odds where all features are zero.")
+    weights: tuple[float, ...] = Field(max_length=100, description="One weight per feature.")
+
+    def log_odds(self, features: np.ndarray) -> np.ndarray:
+        """(n, features) -> (n,)"""
+        result: np.ndarray = self.intercept + features @ np.array(self.weights)
+        return result
+
+
+# Fitted on simulated trials (docs/decoding.md, "Confidence"); the order is that of decoding/confidence.py.
+_WORD = Logistic(
+    intercept=-0.13297,
+    weights=(0.48635, -0.11331, 0.26739, -0.06154, -0.00257, -0.0423, 1.18183, 0.27692, 0.83603, 0.62216),
+)
+_SENTENCE = Logistic(intercept=2.47709, weights=(0.31187, 1.06835, 0.51961, -0.03931))
+
+
+class ConfidenceConfig(Settings):
+    """Calibration of word confidences and sentence probabilities (`decoding/confidence.py` defines the features)."""
+
+    hypotheses: int = Field(100, ge=2, le=10_000, description="Length of the n-best list that confidences come from.")
+    word: Logistic = Field(_WORD, description="From the evidence for a word to its log-odds.")
+    sentence: Logistic = Field(_SENTENCE, description="From the evidence for a sentence to its log-odds.")
+    accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Promised share of right words among accepted ones.")
+    accept_above: float = Field(
+        0.82, ge=0.0, le=1.0, description="Lowest confidence of an accepted word, calibrated to keep `accuracy`."
+    )
+    calibrated_on: str = Field(
+        "simulated trials", max_length=200, description="Trials that the weights were fitted on."
+    )
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "ConfidenceConfig":
+        for name, model, default in (("word", self.word, _WORD), ("sentence", self.sentence, _SENTENCE)):
+            if len(model.weights) != len(default.weights):
+                raise ValueError(f"{name}.weights: expected {len(default.weights)} numbers, got {len(model.weights)}")
+        return self
 
 
 class DecodingConfig(Settings):
@@ -55,6 +98,9 @@ class DecodingConfig(Settings):
     fold: tuple[str, ...] = Field((), max_length=100, description="Further classes merged into the boundary.")
     merge_histories: bool = Field(
         True, description="Recombine hypotheses with the same n-gram state; n-best lists still contain all of them."
+    )
+    confidence: ConfidenceConfig = Field(
+        ConfidenceConfig(), description="Calibration of confidences, as fitted by `arcuate tune --confidence`."
     )
 
 

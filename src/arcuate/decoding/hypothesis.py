@@ -1,5 +1,6 @@
 """Hypothesis, the result of every search, and the greedy search."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -25,6 +26,8 @@ class Hypothesis:
     words: tuple[str, ...] = ()
     times: tuple[WordTime, ...] = ()  # one per word, if the search provides them
     total: float | None = None  # weighted sum of the scores, by which an n-best list is ranked
+    confidences: tuple[float, ...] = ()  # probability that each word is right; best hypothesis of a list only
+    probability: float | None = None  # that all words are right, and none is missing
 
     @property
     def phonemes(self) -> list[str]:
@@ -36,22 +39,30 @@ class Hypothesis:
         return " ".join(self.words) if self.words else None
 
 
-def word_alternatives(words: Sequence[str], nbest: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """Words of the other hypotheses at each position of `words` where they differ, best hypothesis first."""
+def word_alternatives(
+    words: Sequence[str], nbest: Sequence[Sequence[str]], totals: Sequence[float | None] = ()
+) -> dict[int, list[str]]:
+    """Words of the other hypotheses at each position of `words` where they differ, most probable first.
+
+    The probability of an alternative is the summed softmax of the `totals` of its hypotheses; without totals, the order
+    is that of the hypotheses.
+    """
     from rapidfuzz.distance import Levenshtein  # not part of the small runtime
 
-    found: dict[int, list[str]] = {}
-    for hypothesis in nbest:
+    best = max((t for t in totals if t is not None), default=0.0)
+    weights = [math.exp((t if t is not None else best) - best) for t in totals] or [0.0] * len(nbest)
+    found: dict[int, dict[str, float]] = {}
+    for hypothesis, weight in zip(nbest, weights, strict=True):
         for op in Levenshtein.opcodes(words, hypothesis):
             if op.tag != "replace":
                 continue
             width, other = op.src_end - op.src_start, hypothesis[op.dest_start : op.dest_end]
             for k in range(width):  # word by word; surplus words go to the last position
                 alternative = " ".join(other[k:] if k == width - 1 else other[k : k + 1])
-                others = found.setdefault(op.src_start + k, [])
-                if alternative and alternative not in others:
-                    others.append(alternative)
-    return found
+                others = found.setdefault(op.src_start + k, {})
+                if alternative:
+                    others[alternative] = others.get(alternative, 0.0) + weight
+    return {at: sorted(others, key=lambda word: -others[word]) for at, others in found.items()}
 
 
 @dataclass(frozen=True)

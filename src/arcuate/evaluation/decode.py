@@ -1,7 +1,7 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -18,6 +18,7 @@ from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import total
 from arcuate.evaluation.transcribe import (
     Reference,
     Transcript,
@@ -78,6 +79,8 @@ class Transcription(Sequence[Transcript]):
     search: SearchDescription
     tuned_on_these: bool | None  # the weights were tuned on these trials; None: unknown
     out: Path | None
+    accept_above: float | None = None  # lowest confidence of an accepted word
+    reject_below: float | None = None  # sentences with a lower probability are marked as rejected
 
     @property
     def wer(self) -> float | None:
@@ -101,6 +104,21 @@ class Transcription(Sequence[Transcript]):
     def __getitem__(self, index: int | slice) -> Transcript | tuple[Transcript, ...]:
         return self.transcripts[index]
 
+    @property
+    def n_rejected(self) -> int:
+        """Number of sentences whose probability is below `reject_below`."""
+        return sum(t.is_rejected(self.reject_below) for t in self.transcripts)
+
+    @property
+    def wer_accepted(self) -> float | None:
+        """Word error rate of the sentences that were not rejected."""
+        kept = [t.word_errors for t in self.transcripts if not t.is_rejected(self.reject_below)]
+        return total(errors for errors in kept if errors is not None).rate
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One output line per trial."""
+        return (t.to_row(self.search.lm, self.accept_above, self.reject_below) for t in self.transcripts)
+
     def summary(self) -> str:
         """Error rates, if there are references, and cost: one line each."""
         words, seconds = self.metrics.words, self.metrics.seconds_per_sentence
@@ -110,20 +128,27 @@ class Transcription(Sequence[Transcript]):
             f"WER {percent(words.wer)}, 95 % interval {percent(words.wer_low)} to {percent(words.wer_high)};"
             f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
+        rates = "" if words.wer is None else rates
+        if self.reject_below is not None:
+            rest = "" if self.wer_accepted is None else f"; WER of the others {percent(self.wer_accepted)}"
+            limit = f"probability below {self.reject_below:g}"
+            rates += f"{self.n_rejected} of {len(self)} sentences rejected ({limit}){rest}\n"
         return (
-            f"{'' if words.wer is None else rates}{len(self)} trials,"
+            f"{rates}{len(self)} trials,"
             f" {'–' if seconds is None else f'{1000 * seconds:.1f}'} ms of search per sentence,"
             f" {self.metrics.peak_rss_mb:.0f} MB{f'; one line per trial in {self.out}' if self.out else ''}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """All values but the transcripts."""
-        own = fields_to_dict(self, "transcripts", "metrics", "search")
+        own = fields_to_dict(self, "transcripts", "metrics", "search", "reject_below")
+        if self.reject_below is not None:
+            own |= {"reject_below": self.reject_below, "n_rejected": self.n_rejected, "wer_accepted": self.wer_accepted}
         return self.metrics.to_dict() | fields_to_dict(self.search) | own
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
-        return to_frame(transcript.to_row(self.search.lm) for transcript in self.transcripts)
+        return to_frame(self.rows())
 
 
 @dataclass(frozen=True)
@@ -203,6 +228,7 @@ def decode(
     llm: str | Path | None = None,
     llm_every: int = 2,
     alpha: float = 0.5,
+    reject_below: float | None = None,
     progress: Progress | None = None,
 ) -> Transcription:
     """Decode a run folder, an exported model with a store, or an .npz file of frame log-probabilities to words.
@@ -215,7 +241,12 @@ def decode(
 
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
+
+    Every word has a confidence, the probability that it is right, and every sentence a probability. `reject_below`
+    marks sentences whose probability is lower as rejected; their text is kept.
     """
+    if reject_below is not None and not 0.0 <= reject_below <= 1.0:
+        raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
     if llm is not None and head not in (None, "ctc"):
         raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
     if not 0.0 <= alpha <= 1.0 or llm_every < 1:
@@ -233,23 +264,26 @@ def decode(
         DECODINGS,
         progress,
     )
+    settings = task.search.settings
     if scorer is not None:
         fused = FusedWordSearch(task.search, scorer, alpha, llm_every)
-        transcripts = transcribe(fused, task.trials, task.references, n_best, progress)
+        transcripts = transcribe(fused, task.trials, task.references, n_best, progress, settings)
         task = replace(task, description=replace(task.description, lm=f"{task.description.lm} + {scorer.lm.name}"))
     elif task.joint is not None:
-        transcripts = transcribe(*task.joint, task.references, n_best, progress)
+        transcripts = transcribe(*task.joint, task.references, n_best, progress, settings)
     else:
-        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress)
+        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
     transcription = Transcription(
         tuple(transcripts),
-        summarise_transcripts(transcripts, task.description.lm),
+        summarise_transcripts(transcripts, task.description.lm, confidence=settings.confidence),
         task.description,
         _tuned_on(task),
         kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
+        settings.confidence.accept_above,
+        reject_below,
     )
     if target is not None:
-        write_jsonl(target, (transcript.to_row(task.description.lm) for transcript in transcripts))
+        write_jsonl(target, transcription.rows())
     if kept is not None:
         _keep_in_run(kept, split, checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
@@ -269,7 +303,7 @@ def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcrip
     origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
     files = (run.results_file(split, WORDS_LABEL, ending) for ending in ("jsonl", "json"))
     with atomic_group(*files) as (rows_file, summary_file):
-        write_jsonl(rows_file, (t.to_row(transcription.search.lm) for t in transcription.transcripts))
+        write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
 
 

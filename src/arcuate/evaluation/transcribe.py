@@ -11,9 +11,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from arcuate.data.text import normalise_text
+from arcuate.decoding.confidence import n_hypotheses, with_confidence
+from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
+from arcuate.evaluation.confidence import ConfidenceMetrics, measure_confidence
 from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.language.ngram.model import LanguageModel
@@ -62,22 +65,36 @@ class Transcript:
         """Word edit counts; None for a trial without a reference."""
         return self.scored.score.words if self.scored else None
 
-    def to_row(self, lm: str) -> dict[str, Any]:
-        """The output line: best text with word times, and the n-best list with scores by source.
+    def is_rejected(self, below: float | None) -> bool:
+        """Whether the probability that the sentence is right is below a limit; always for one without words."""
+        probability = self.n_best[0].probability if self.n_best else None
+        return below is not None and (probability is None or probability < below)
+
+    def to_row(self, lm: str, accept_above: float | None = None, reject_below: float | None = None) -> dict[str, Any]:
+        """The output line: best text with word times and confidences, and the n-best list with scores by source.
 
         For later scoring it names the language model and says whether that was trained on the sentence.
         """
         reference, errors = self.reference, self.word_errors
         best = self.n_best[0] if self.n_best else Hypothesis(())
+        times, confidences = best.times or [None] * len(best.words), best.confidences or [None] * len(best.words)
         return {
             "id": reference.id,
             "session": reference.session,
             "corpus": reference.corpus,
             "text": self.text,
             "score": best.total,
+            "probability": best.probability,
+            **({} if reject_below is None else {"rejected": self.is_rejected(reject_below)}),
             "words": [
-                {"word": word, "first": span.first if span else None, "last": span.last if span else None}
-                for word, span in zip(best.words, best.times or [None] * len(best.words), strict=True)
+                {
+                    "word": word,
+                    "first": span.first if span else None,
+                    "last": span.last if span else None,
+                    "confidence": value,
+                    "accepted": None if value is None or accept_above is None else value >= accept_above,
+                }
+                for word, span, value in zip(best.words, times, confidences, strict=True)
             ],
             "lm": lm,
             "in_lm_text": reference.in_lm_text,
@@ -98,9 +115,11 @@ class TranscriptionMetrics:
     seconds_per_sentence: float | None
     seconds_p95: float | None
     peak_rss_mb: float
+    confidence: ConfidenceMetrics | None = None  # None: no words with references, or no confidences
 
     def to_dict(self) -> dict[str, Any]:
-        return self.words.to_dict() | fields_to_dict(self, "words")
+        confidence = {} if self.confidence is None else {"confidence": self.confidence.to_dict()}
+        return self.words.to_dict() | fields_to_dict(self, "words", "confidence") | confidence
 
 
 def transcribe(
@@ -109,19 +128,32 @@ def transcribe(
     references: Sequence[Reference],
     n_best: int = 10,
     progress: Progress | None = None,
+    confidence: DecodingConfig | None = None,
 ) -> list[Transcript]:
-    """Search every trial once. The longest trial is searched first, untimed, to warm up caches and compiled code."""
+    """Search every trial once. The longest trial is searched first, untimed, to warm up caches and compiled code.
+
+    `confidence`: settings of the search; the best hypothesis of every trial then has confidences.
+    """
+    n_searched = n_best if confidence is None else n_hypotheses(search, n_best, confidence.confidence)
     if trials:
         longest = int(np.argmax([len(trial) for trial in trials]))
-        _search_trial(search, trials[longest], references[longest], n_best)
+        _search_trial(search, trials[longest], references[longest], n_searched)
     transcripts: list[Transcript] = []
     for trial, reference in zip(trials, references, strict=True):
         started = time.process_time()
-        hypotheses = _search_trial(search, trial, reference, n_best)
-        transcripts.append(Transcript(reference, tuple(hypotheses), time.process_time() - started))
+        hypotheses = _search_trial(search, trial, reference, n_searched)
+        if confidence is not None:
+            hypotheses = with_confidence(hypotheses, frame_scores(trial), confidence)
+        transcripts.append(Transcript(reference, tuple(hypotheses[:n_best]), time.process_time() - started))
         if progress:
             progress(len(transcripts), len(trials), "decoding words")
     return transcripts
+
+
+def frame_scores(trial: Any) -> np.ndarray:
+    """Log-probabilities (F, V) of a trial in any of the forms that searches accept."""
+    scores: np.ndarray = trial if isinstance(trial, np.ndarray) else trial.log_probs
+    return scores
 
 
 def _search_trial(search: Searcher[_Input], trial: _Input, reference: Reference, n_best: int) -> list[Hypothesis]:
@@ -133,7 +165,10 @@ def _search_trial(search: Searcher[_Input], trial: _Input, reference: Reference,
 
 
 def summarise_transcripts(
-    transcripts: Sequence[Transcript], lm: str | None = None, n_resamples: int = 2000
+    transcripts: Sequence[Transcript],
+    lm: str | None = None,
+    n_resamples: int = 2000,
+    confidence: ConfidenceConfig | None = None,
 ) -> TranscriptionMetrics:
     """Error rates over the trials with a reference, and the cost of the search."""
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
@@ -144,6 +179,7 @@ def summarise_transcripts(
         float(np.mean(seconds)) if seconds else None,
         float(np.quantile(seconds, 0.95)) if seconds else None,
         peak_rss_mb(),
+        measure_confidence(((t.n_best, t.reference.text) for t in transcripts), confidence) if confidence else None,
     )
 
 

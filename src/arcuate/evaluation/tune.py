@@ -19,10 +19,12 @@ import yaml
 from scipy.optimize import minimize
 
 from arcuate.data.text import normalise_text
+from arcuate.decoding.confidence import n_hypotheses
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
+from arcuate.evaluation.confidence import fit_confidence
 from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.transcribe import (
@@ -91,6 +93,7 @@ class TunedWeights:
     cross_fit: CrossFit | None
     metrics: TranscriptionMetrics  # on the tuning trials
     out: Path | None
+    calibrated: bool = False  # confidences were calibrated on the tuning trials
 
     @property
     def wer(self) -> float | None:
@@ -100,6 +103,8 @@ class TunedWeights:
     def summary(self) -> str:
         """WER on the tuning trials and, if it was measured, cross-fitted: one line each."""
         on_tuned = f"WER {percent(self.wer)} on the trials that the weights were tuned on"
+        if self.calibrated and self.metrics.confidence is not None:
+            on_tuned += f"\n{self.metrics.confidence.summary()}"
         if self.cross_fit is None:
             return on_tuned
         rate = percent(self.cross_fit.wer_cross_fitted)
@@ -114,6 +119,7 @@ class TunedWeights:
             "cer": self.metrics.words.cer,
             "n_without_hypothesis": self.metrics.n_without_hypothesis,
             "tuned_on_these": True,
+            "confidence_metrics": self.metrics.confidence,
             "seconds_per_sentence": self.metrics.seconds_per_sentence,
             "out": None if self.out is None else str(self.out),
         }
@@ -135,13 +141,26 @@ def tune(
     data: str | Path | None = None,
     head: str | None = None,
     checkpoint: str = "best",
+    confidence: bool = False,
+    keep_weights: bool = False,
+    accuracy: float = 0.95,
     progress: Progress | None = None,
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
 
     `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
-    `config`: initial weights. `head` and `checkpoint` as for `decode`.
+    `config`: initial weights. `head` and `checkpoint` as for `decode`. `confidence`: calibrate the confidences of words
+    and sentences too, and the threshold above which the share `accuracy` of the words is right; with `keep_weights`, do
+    only that.
     """
+    if keep_weights and not confidence:
+        raise UserError("--keep-weights leaves nothing to fit; give --confidence too")
+    if keep_weights and folds:
+        raise UserError(
+            "--folds cross-fits the search weights, which --keep-weights does not tune; give one of the two"
+        )
+    if not 0.0 < accuracy < 1.0:
+        raise UserError(f"--accuracy must be between 0 and 1, not {accuracy:g}")
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
     target = None if out is None else Path(out)
@@ -152,8 +171,10 @@ def tune(
     fit_budget = budget / (folds + 1)
     cross_fit = _cross_fit(task, folds, fit_budget) if folds else None
     tuner = _make_tuner(task, range(len(task.trials)), time.perf_counter() + fit_budget)
-    settings = tuner.fit()
-    transcripts = _transcribe(task, range(len(task.trials)), settings)
+    settings = task.search.settings if keep_weights else tuner.fit()
+    if confidence:
+        settings = _calibrate(task, settings, accuracy)
+    transcripts = _transcribe(task, range(len(task.trials)), settings, measure=confidence)
     record = TuningRecord(
         task.description.scores,
         digest_references(task.references),
@@ -162,9 +183,10 @@ def tune(
         task.description.lexicon,
         tuner.n_evaluations,
         tuner.seconds,
-        settings == task.search.settings,
+        settings.model_copy(update={"confidence": task.search.settings.confidence}) == task.search.settings,
     )
-    tuned = TunedWeights(settings, record, cross_fit, summarise_transcripts(transcripts), target)
+    metrics = summarise_transcripts(transcripts, confidence=settings.confidence if confidence else None)
+    tuned = TunedWeights(settings, record, cross_fit, metrics, target, confidence)
     if target is not None:
         noted = (
             fields_to_dict(record)
@@ -187,13 +209,34 @@ def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
     return CrossFit(n_folds, metrics.wer, metrics.cer)
 
 
-def _transcribe(task: DecodingTask, chosen: Sequence[int], settings: DecodingConfig) -> list[Transcript]:
-    """Decode the chosen trials with other settings."""
+def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) -> DecodingConfig:
+    """The settings with confidences calibrated on all trials that have a reference."""
+    chosen = [i for i, r in enumerate(task.references) if r.text is not None]
+    n_best = n_hypotheses(task.search if task.joint is None else task.joint[0], 2, settings.confidence)
+    logger.info(f"calibrating confidences on {len(chosen)} trials")
+    transcripts = _transcribe(task, chosen, settings, n_best)
+    fitted = fit_confidence(
+        [(t.n_best, task.trials[i], t.reference.text) for i, t in zip(chosen, transcripts, strict=True)],
+        [t.reference.session for t in transcripts],
+        settings,
+        accuracy=accuracy,
+        calibrated_on=task.description.scores,
+    )
+    return settings.model_copy(update={"confidence": fitted})
+
+
+def _transcribe(
+    task: DecodingTask, chosen: Sequence[int], settings: DecodingConfig, n_best: int = 2, measure: bool = False
+) -> list[Transcript]:
+    """Decode the chosen trials with other settings, with confidences to measure if asked."""
     references = [task.references[i] for i in chosen]
+    confidence = settings if measure else None
     if task.joint is None:
-        return transcribe(task.search.with_settings(settings), [task.trials[i] for i in chosen], references, 1)
+        trials = [task.trials[i] for i in chosen]
+        return transcribe(task.search.with_settings(settings), trials, references, n_best, confidence=confidence)
     search, outputs = task.joint
-    return transcribe(search.with_settings(settings), [outputs[i] for i in chosen], references, 1)
+    given = [outputs[i] for i in chosen]
+    return transcribe(search.with_settings(settings), given, references, n_best, confidence=confidence)
 
 
 def _make_tuner(task: DecodingTask, chosen: Sequence[int], deadline: float) -> "_Tuner":

@@ -12,6 +12,7 @@ from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
+from arcuate.decoding.confidence import n_hypotheses, with_confidence
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis
@@ -212,12 +213,16 @@ class StreamingDecoder(SentenceStream):
         return self.engine.search is not None
 
     def _final_nbest(self, n: int) -> list[Hypothesis]:
-        """The n-best list, rescored if there is a causal language model."""
-        rescorer, search = self.engine.rescorer, self.engine.search
-        hypotheses = self.nbest(max(n, rescorer.n_best if rescorer else 1))
-        if rescorer and search and hypotheses[0].total is not None:
+        """The n-best list with confidences, rescored if there is a causal language model."""
+        rescorer, search, scale = self.engine.rescorer, self.engine.search, 1.0
+        if search is None:
+            return self.nbest(n)
+        n_listed = n_hypotheses(self.engine.joint or search, n, search.settings.confidence)
+        hypotheses = self.nbest(max(n, rescorer.n_best) if rescorer else n_listed)
+        if rescorer and hypotheses[0].total is not None:
             hypotheses = rescorer(hypotheses, search.settings.lm_weight)
-        return hypotheses
+            scale = search.settings.lm_weight  # the rescorer divides acoustic scores by it
+        return with_confidence(hypotheses, self.log_probs()[:, self.layout.columns], search.settings, scale)
 
     def _tokens(self) -> tuple[int, ...]:
         state, joint = self._now.search, self.engine.joint

@@ -5,7 +5,7 @@ The gate controls whether text is shown and recorded.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -188,8 +188,8 @@ class Endpointer:
         text = {"words": list(partial.words), "n_settled": partial.n_settled, "n_frames": partial.n_frames}
         event: Event = {"type": "partial", **text}
         if self.decoder.decodes_words and len(partial.words) > partial.n_settled:
-            nbest = [h.words for h in self.decoder.partial_nbest(self.settings.alternatives)]
-            event["alternatives"] = word_alternatives(partial.words, nbest)
+            nbest = self.decoder.partial_nbest(self.settings.alternatives)
+            event["alternatives"] = _alternatives(partial.words, nbest)
         self.emit(event)
 
     def _finish(self, cut: bool = False) -> None:
@@ -204,6 +204,13 @@ class Endpointer:
         self.trial = self.reference = None
         self._await_sentence()
 
+    def _doubtful(self, best: Hypothesis) -> list[int]:
+        """Positions of words with a confidence below the acceptance threshold."""
+        if not best.confidences:  # phonemes, or an exported model
+            return []
+        threshold = self.decoder.engine.search.settings.confidence.accept_above
+        return [i for i, p in enumerate(best.confidences) if p < threshold]
+
     def _final_event(self, nbest: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
         best = nbest[0]
         words = best.words or tuple(best.phonemes)
@@ -212,8 +219,11 @@ class Endpointer:
             "number": self.n_sentences,
             "words": list(words),
             "text": " ".join(words),
+            "confidences": [round(p, 4) for p in best.confidences],
+            "probability": best.probability,
+            "doubtful": self._doubtful(best),
             "times_s": [[round(t.first * self._frame_s, 3), round(t.last * self._frame_s, 3)] for t in best.times],
-            "alternatives": word_alternatives(words, [h.words for h in nbest[1:]]),
+            "alternatives": _alternatives(words, nbest[1:]),
             "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in nbest],
             "score": best.total,
             "n_bins": n_bins,
@@ -222,3 +232,7 @@ class Endpointer:
             "reference": reference,
             "alignment": align_words(reference, words),
         }
+
+
+def _alternatives(words: Sequence[str], nbest: Sequence[Hypothesis]) -> dict[int, list[str]]:
+    return word_alternatives(words, [h.words for h in nbest], [h.total for h in nbest])

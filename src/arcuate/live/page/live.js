@@ -53,16 +53,25 @@ function alignedNodes(event) {
   let position = 0;
   return event.alignment.map((part) => {
     if (part.op === "deletion") return make("span", "deletion", part.word);
-    const others = event.alternatives?.[position++] ?? [];
-    const node = wordNode(part.word, part.op, others);
-    if (part.reference) node.title = `reference: ${part.reference}`;
+    const others = event.alternatives?.[position] ?? [];
+    const node = doubt(wordNode(part.word, part.op, others), event, position++);
+    if (part.reference) node.title = [node.title, `reference: ${part.reference}`].filter(Boolean).join(", ");
     return node;
   });
 }
 
 function finalNodes(event) {
   if (event.alignment) return alignedNodes(event);
-  return event.words.map((word, i) => wordNode(word, "settled", event.alternatives?.[i]));
+  return event.words.map((word, i) => doubt(wordNode(word, "settled", event.alternatives?.[i]), event, i));
+}
+
+function doubt(node, event, i) { // marks a word below the acceptance threshold
+  const confidence = event.confidences?.[i];
+  if (confidence === undefined) return node;
+  node.dataset.confidence = confidence;
+  node.title = `confidence ${Math.round(100 * confidence)} %`;
+  if (event.doubtful?.includes(i)) node.classList.add("doubtful");
+  return node;
 }
 
 let lastFinal = null;

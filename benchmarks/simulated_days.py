@@ -1,0 +1,86 @@
+"""Frame scores of small models on simulated cohorts: known sessions, and later days that the model has not seen.
+
+python benchmarks/simulated_days.py --out runs/simulated-days --seeds 20
+
+Per seed: four sessions of 100 trials on which a small `tiny` is trained for 240 steps, and four later days. Writes
+known-SEED.npz/.jsonl (val and test trials of the known sessions) and later-SEED.npz/.jsonl (all trials of the later
+days, decoded with the layer of the last known session). `confidence.py` and `error_estimate.py` read
+them. Seeds whose files exist are not computed again, so the command can be stopped and repeated.
+"""
+
+import argparse
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from arcuate.data.alphabet import CLASSES, token_names
+from arcuate.data.prepare import prepare_store
+from arcuate.data.simulation import simulate
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.decoder import Decoder, load
+from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.experiments.train import train
+from arcuate.files import write_jsonl
+
+SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 100, 32, 240
+LATER = (2, 6, 14, 30)
+
+
+def make_seed(out: Path, seed: int) -> None:
+    """Simulate, train and score one cohort."""
+    work = out / f"work-{seed}"
+    if work.exists():
+        shutil.rmtree(work)
+    difficulty = ("easy", "real")[seed % 2]
+    simulate(
+        work / "source",
+        n_sessions=SESSIONS,
+        n_trials=TRIALS,
+        n_electrodes=ELECTRODES,
+        difficulty=difficulty,
+        seed=seed,
+        later=LATER,
+    )
+    prepare_store(work / "source", work / "store")
+    changes = [f"data.max_sessions={SESSIONS}", f"train.seed={seed}", f"train.steps={STEPS}", "encoder.width=96"]
+    changes += ["train.validate_every=120", "train.checkpoint_every=120"]
+    train("tiny", work / "store", work / "run", overrides=changes)
+    store, decoder = Store.open(work / "store"), load(work / "run")
+    known = set(decoder.sessions)
+    write(out / f"later-{seed}", decoder, store, (t for t in store.trials if t.session not in known))
+    held_out = (t for t in store.trials if t.session in known and t.split in ("val", "test"))
+    write(out / f"known-{seed}", decoder, store, held_out)
+    shutil.rmtree(work)
+
+
+def write(stem: Path, decoder: Decoder, store: Store, trials: Iterable[TrialInfo]) -> None:
+    """Frame scores and references of labelled trials."""
+    chosen = [t for t in trials if t.tokens is not None and t.text]
+    last = decoder.sessions[-1]
+    frames = tuple(
+        decoder.log_probs(
+            store.read_bins(t), t.session if t.session in decoder.sessions else last, store.block_statistics(t)
+        )
+        for t in chosen
+    )
+    write_jsonl(
+        stem.with_suffix(".jsonl"),
+        ({"id": t.id, "session": t.session, "text": t.text, "phonemes": token_names(t.tokens or ())} for t in chosen),
+    )
+    write_log_probs(stem.with_suffix(".npz"), FrameLogProbs(CLASSES, frames, tuple(t.id for t in chosen), stem.name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=20)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in range(args.seeds):
+        if not (args.out / f"known-{seed}.npz").exists():
+            make_seed(args.out, seed)
+            print(f"seed {seed} done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Confidence: the probability that a decoded word, or a whole sentence, is right.
+
+Word posteriors of an n-best list (Wessel et al. 2001, without a lattice): each hypothesis has a posterior, the softmax
+of the totals, and a word of the best hypothesis has the summed posterior of the hypotheses that contain it at
+overlapping frames. Such posteriors are over-confident, so a logistic model maps them to probabilities, together with
+acoustic and language-model evidence kept apart. The weights are settings (`DecodingConfig.confidence`);
+`arcuate tune --confidence` fits them (`evaluation/confidence.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.word_search.search import WordSearch
+
+WORD_FEATURES = (
+    "posterior",  # log-odds of the word posterior
+    "flat_posterior",  # the same with scores divided by 4
+    "acoustic_posterior",  # log-odds of the word posterior under the acoustic scores alone
+    "lm_posterior",  # log-odds of the word posterior under the language-model scores alone
+    "acoustic_margin",  # acoustic score above the best hypothesis without the word, in nats
+    "lm_margin",  # language-model score above that hypothesis, in nats
+    "frames",  # mean log-probability of the best class over the word's frames
+    "worst_frame",  # the lowest of them
+    "letters",  # log of the number of letters
+    "sentence",  # log-odds of the posterior of the whole hypothesis
+)
+SENTENCE_FEATURES = (
+    "posterior",  # log-odds of the posterior of the hypothesis
+    "flat_posterior",  # the same with scores divided by 4
+    "words",  # sum of the log-probabilities of its words
+    "weakest",  # lowest log-odds of a word
+)
+_FLAT = 4.0
+_MAX_LOG_ODDS = 8.0  # an n-best list of 100 cannot support stronger claims
+_N_SCORED = 10  # hypotheses that searches with a network score in any case
+_MAX_MARGIN = 20.0  # nats; also the margin of a word that all hypotheses contain
+
+
+def with_confidence(
+    n_best: Sequence[Hypothesis], frames: np.ndarray | None, settings: DecodingConfig, scale: float = 1.0
+) -> list[Hypothesis]:
+    """Add word confidences and the sentence probability to the best hypothesis of a list.
+
+    `frames` are its log-probabilities (F, V), if word times refer to them. `scale` converts totals to nats.
+    """
+    if not n_best or n_best[0].total is None or not n_best[0].words:
+        return list(n_best)
+    model = settings.confidence
+    features = word_features(n_best, frames, settings.lm_weight, scale)
+    log_odds = model.word.log_odds(features)
+    sentence = model.sentence.log_odds(sentence_features(n_best, log_odds, scale)[None])
+    best = replace(
+        n_best[0],
+        confidences=tuple(float(p) for p in probability(log_odds)),
+        probability=float(probability(sentence)[0]),
+    )
+    return [best, *n_best[1:]]
+
+
+def n_hypotheses(search: object, n_best: int, model: ConfidenceConfig) -> int:
+    """Length of the n-best list to search for confidences besides an n-best list.
+
+    Only a plain word search lists hypotheses for free; others score each of them by a network.
+    """
+    return max(n_best, model.hypotheses if isinstance(search, WordSearch) else _N_SCORED)
+
+
+def word_features(
+    n_best: Sequence[Hypothesis], frames: np.ndarray | None, lm_weight: float, scale: float = 1.0
+) -> np.ndarray:
+    """Evidence for each word of the best hypothesis. (words, len(WORD_FEATURES))"""
+    best = n_best[0]
+    totals, acoustic, language = _scores(n_best, lm_weight, scale)
+    present = _contains(n_best)  # (hypotheses, words)
+    features = np.zeros((len(best.words), len(WORD_FEATURES)))
+    for column, scores in enumerate((totals, totals / _FLAT, acoustic, language)):
+        features[:, column] = _log_odds(_softmax(scores), present)
+    features[:, 4:6] = _MAX_MARGIN
+    for word in range(len(best.words)):
+        others = np.flatnonzero(~present[:, word])
+        if len(others):
+            rival = others[int(totals[others].argmax())]
+            features[word, 4] = acoustic[0] - acoustic[rival]
+            features[word, 5] = language[0] - language[rival]
+    features[:, 4:6] = features[:, 4:6].clip(-_MAX_MARGIN, _MAX_MARGIN)
+    if frames is not None and len(frames) and best.times:
+        highest = np.maximum(np.asarray(frames, np.float64).max(axis=1), -_MAX_MARGIN)
+        for word, span in enumerate(best.times):
+            spanned = highest[span.first : span.last + 1]
+            if len(spanned):
+                features[word, 6:8] = spanned.mean(), spanned.min()
+    features[:, 8] = [np.log(max(1, len(word))) for word in best.words]
+    features[:, 9] = _log_odds(_softmax(totals), np.eye(len(totals), 1, dtype=bool))[0]
+    return features
+
+
+def sentence_features(n_best: Sequence[Hypothesis], word_log_odds: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """Evidence for the whole best hypothesis. (len(SENTENCE_FEATURES),)"""
+    totals = scale * np.array([h.total or 0.0 for h in n_best])
+    first = np.eye(len(totals), 1, dtype=bool)
+    return np.array(
+        [
+            _log_odds(_softmax(totals), first)[0],
+            _log_odds(_softmax(totals / _FLAT), first)[0],
+            float(np.log(probability(word_log_odds)).sum()),
+            float(word_log_odds.min()),
+        ]
+    )
+
+
+def probability(log_odds: np.ndarray) -> np.ndarray:
+    """The logistic function."""
+    return 1.0 / (1.0 + np.exp(-np.clip(log_odds, -30.0, 30.0)))
+
+
+def _scores(n_best: Sequence[Hypothesis], lm_weight: float, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Total, acoustic and language-model scores of all hypotheses, in nats; totals = acoustic + language model."""
+    totals = scale * np.array([h.total or 0.0 for h in n_best])
+    acoustic = np.array([h.scores.get("acoustic", 0.0) + h.scores.get("bonus", 0.0) for h in n_best])
+    return totals, acoustic, totals - acoustic
+
+
+def _contains(n_best: Sequence[Hypothesis]) -> np.ndarray:
+    """Whether each hypothesis contains each word of the best one, at overlapping frames. (hypotheses, words) bool
+
+    Hypotheses without times are compared by position, counted from both ends.
+    """
+    best = n_best[0]
+    present = np.zeros((len(n_best), len(best.words)), bool)
+    present[0] = True
+    for row, other in enumerate(n_best[1:], start=1):
+        timed = bool(best.times and other.times)
+        places: dict[str, list[int]] = {}
+        for k, word in enumerate(other.words):
+            places.setdefault(word, []).append(k)
+        shift = len(other.words) - len(best.words)
+        for k, word in enumerate(best.words):
+            for at in places.get(word, ()):
+                if timed:
+                    a, b = best.times[k], other.times[at]
+                    found = a.first <= b.last and b.first <= a.last
+                else:
+                    found = at in (k, k + shift)
+                if found:
+                    present[row, k] = True
+                    break
+    return present
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights: np.ndarray = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def _log_odds(posteriors: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Log-odds of the summed posteriors of the hypotheses that are present; (n,), (n, m) -> (m,)."""
+    inside, outside = posteriors @ present, posteriors @ ~present
+    tiny = np.exp(-_MAX_LOG_ODDS)
+    return np.clip(np.log((inside + tiny * 1e-3) / (outside + tiny * 1e-3)), -_MAX_LOG_ODDS, _MAX_LOG_ODDS)

@@ -1,0 +1,277 @@
+"""Calibrate the confidences of decoded words, and measure how good they are.
+
+A word is right if a minimum-edit-distance alignment with the reference leaves it unchanged; a sentence is right if it
+has no word error. Measured: the expected calibration error (ECE, Naeini et al. 2015: mean distance between confidence
+and accuracy over bins of equal width), the area under the ROC curve (right against wrong words), the Brier score, and
+the risk-coverage curve (error rate among the most confident share of the words).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arcuate.data.text import normalise_text
+from arcuate.decoding.confidence import probability, sentence_features, word_features
+from arcuate.decoding.config import ConfidenceConfig, DecodingConfig, Logistic
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.errors import UserError
+from arcuate.evaluation.metrics import align_words, score
+from arcuate.files import fields_to_dict
+from arcuate.progress import percent
+
+_N_BINS = 10
+_N_FOLDS = 5
+_MIN_WORDS = 50
+_PENALTY = 1.0  # of squared standardised weights, in nats; keeps the weights finite if all words are right
+_COVERAGES = tuple(k / 20 for k in range(1, 21))
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Words whose confidence lies in one interval."""
+
+    low: float
+    high: float
+    n: int
+    confidence: float | None  # mean
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How well probabilities match outcomes, and how well they separate right from wrong."""
+
+    n: int
+    accuracy: float
+    ece: float
+    auroc: float | None  # None: all right, or all wrong
+    brier: float
+    bins: tuple[ReliabilityBin, ...]
+    risk_coverage: tuple[tuple[float, float], ...]  # coverage, error rate of the covered
+
+
+@dataclass(frozen=True)
+class ConfidenceMetrics:
+    """Quality of word confidences and sentence probabilities on trials with references."""
+
+    words: Reliability
+    sentences: Reliability
+    margin: Reliability  # of the naive confidence: the two best totals of each sentence through the logistic function
+    accept_above: float
+    promised: float  # share of right words among accepted ones
+    accepted_share: float
+    accepted_accuracy: float | None
+    calibrated_on: str
+
+    def summary(self) -> str:
+        """Calibration, separation and the accepted words: one line each."""
+        words = self.words
+        accepted = percent(self.accepted_accuracy)
+        return (
+            f"confidence of {words.n} words, {percent(words.accuracy)} right: ECE {words.ece:.3f},"
+            f" AUROC {_number(words.auroc)} (score margin: ECE {self.margin.ece:.3f},"
+            f" AUROC {_number(self.margin.auroc)})\n"
+            f"sentence probability: ECE {self.sentences.ece:.3f}, AUROC {_number(self.sentences.auroc)}\n"
+            f"{percent(self.accepted_share)} of the words accepted (confidence at least {self.accept_above:.3f}),"
+            f" {accepted} of them right; promised {percent(self.promised)}; calibrated on {self.calibrated_on}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def measure_confidence(
+    decoded: Iterable[tuple[Sequence[Hypothesis], str | None]], model: ConfidenceConfig
+) -> ConfidenceMetrics | None:
+    """Measure the confidences of n-best lists with their reference texts; None if there is nothing to measure."""
+    confidences: list[float] = []
+    right: list[bool] = []
+    margins: list[float] = []
+    sentences: list[float] = []
+    sentences_right: list[bool] = []
+    for n_best, text in decoded:
+        if text is None or not n_best or not n_best[0].confidences:
+            continue
+        best = n_best[0]
+        confidences += best.confidences
+        right += are_right(text, best.words)
+        totals = [h.total or 0.0 for h in n_best[:2]]
+        margin = float(probability(np.array(totals[0] - totals[1]))) if len(totals) > 1 else 1.0
+        margins += [margin] * len(best.words)
+        sentences.append(best.probability or 0.0)
+        sentences_right.append(_is_right(text, best.words))
+    if not right:
+        return None
+    values, outcomes = np.array(confidences), np.array(right)
+    accepted = values >= model.accept_above
+    return ConfidenceMetrics(
+        measure_reliability(values, outcomes),
+        measure_reliability(np.array(sentences), np.array(sentences_right)),
+        measure_reliability(np.array(margins), outcomes),
+        model.accept_above,
+        model.accuracy,
+        float(accepted.mean()),
+        float(outcomes[accepted].mean()) if accepted.any() else None,
+        model.calibrated_on,
+    )
+
+
+def are_right(reference: str, words: Sequence[str]) -> list[bool]:
+    """Whether each decoded word agrees with the reference."""
+    aligned = align_words(reference, words) or []
+    return [part["op"] == "correct" for part in aligned if part["op"] != "deletion"]
+
+
+def _is_right(reference: str, words: Sequence[str]) -> bool:
+    return score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors == 0
+
+
+def measure_reliability(confidences: np.ndarray, right: np.ndarray) -> Reliability:
+    """Measure probabilities against outcomes; both (n,), n >= 1."""
+    index = np.minimum((confidences * _N_BINS).astype(int), _N_BINS - 1)
+    bins, distance = [], 0.0
+    for k in range(_N_BINS):
+        chosen = index == k
+        n = int(chosen.sum())
+        mean, accuracy = (float(confidences[chosen].mean()), float(right[chosen].mean())) if n else (None, None)
+        bins.append(ReliabilityBin(k / _N_BINS, (k + 1) / _N_BINS, n, mean, accuracy))
+        distance += n * abs((mean or 0.0) - (accuracy or 0.0))
+    order = np.argsort(-confidences, kind="stable")
+    n_wrong = np.cumsum(~right[order])
+    curve = [(c, max(1, round(c * len(right)))) for c in _COVERAGES]
+    return Reliability(
+        len(right),
+        float(right.mean()),
+        distance / len(right),
+        area_under_roc(confidences, right),
+        float(((confidences - right) ** 2).mean()),
+        tuple(bins),
+        tuple((c, float(n_wrong[n - 1] / n)) for c, n in curve),
+    )
+
+
+def area_under_roc(values: np.ndarray, right: np.ndarray) -> float | None:
+    """Probability that a right one has a higher value than a wrong one; ties count half (Mann & Whitney 1947)."""
+    n_right, n_wrong = int(right.sum()), int((~right).sum())
+    if not n_right or not n_wrong:
+        return None
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[right].sum() - n_right * (n_right + 1) / 2) / (n_right * n_wrong))
+
+
+# --- calibration --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """Features and outcomes of the words of one trial."""
+
+    n_best: Sequence[Hypothesis]
+    features: np.ndarray  # (words, features)
+    right: np.ndarray  # (words,) bool
+    sentence_right: bool
+    fold: int = 0
+
+
+def fit_confidence(
+    decoded: Sequence[tuple[Sequence[Hypothesis], np.ndarray | None, str | None]],
+    sessions: Sequence[str | None],
+    settings: DecodingConfig,
+    *,
+    accuracy: float = 0.95,
+    calibrated_on: str = "",
+) -> ConfidenceConfig:
+    """Fit the logistic models and the acceptance threshold on n-best lists, their frames and reference texts.
+
+    The threshold comes from cross-fitted confidences, folds of sessions if there are at least two: the largest set of
+    words in which (errors + 1) / (words + 1) is at most 1 - accuracy (as in conformal risk control, Angelopoulos et al.
+    2022).
+    """
+    if len({s for s in sessions if s is not None}) >= 2 and None not in sessions:
+        names = sorted({str(s) for s in sessions})
+        folds = [names.index(str(s)) % _N_FOLDS for s in sessions]
+    else:
+        folds = [i % _N_FOLDS for i in range(len(decoded))]
+    evidence = [
+        _Evidence(
+            n_best,
+            word_features(n_best, frames, settings.lm_weight),
+            np.array(are_right(text, n_best[0].words)),
+            _is_right(text, n_best[0].words),
+            fold,
+        )
+        for (n_best, frames, text), fold in zip(decoded, folds, strict=True)
+        if text is not None and n_best and n_best[0].words
+    ]
+    n_words = sum(len(e.right) for e in evidence)
+    if n_words < _MIN_WORDS:
+        raise UserError(
+            f"calibrating confidences needs at least {_MIN_WORDS} decoded words with references, not {n_words}"
+        )
+    word = _fit_words(evidence)
+    held_out = [np.empty(0)] * len(evidence)
+    for fold in {e.fold for e in evidence}:
+        others = [e for e in evidence if e.fold != fold]
+        model = _fit_words(others) if sum(len(e.right) for e in others) >= _MIN_WORDS // 2 else word
+        for i, e in enumerate(evidence):
+            if e.fold == fold:
+                held_out[i] = model.log_odds(e.features)
+    sentence = fit_logistic(
+        np.array([sentence_features(e.n_best, log_odds) for e, log_odds in zip(evidence, held_out, strict=True)]),
+        np.array([e.sentence_right for e in evidence]),
+    )
+    threshold = accept_threshold(
+        probability(np.concatenate(held_out)), np.concatenate([e.right for e in evidence]), accuracy
+    )
+    return settings.confidence.model_copy(
+        update={
+            "word": word,
+            "sentence": sentence,
+            "accuracy": accuracy,
+            "accept_above": threshold,
+            "calibrated_on": calibrated_on,
+        }
+    )
+
+
+def _fit_words(evidence: Sequence[_Evidence]) -> Logistic:
+    return fit_logistic(np.concatenate([e.features for e in evidence]), np.concatenate([e.right for e in evidence]))
+
+
+def fit_logistic(features: np.ndarray, right: np.ndarray) -> Logistic:
+    """L2-regularised logistic regression by Newton's method, on standardised features."""
+    mean, sd = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
+    x = np.column_stack([np.ones(len(features)), (features - mean) / sd])
+    n_right = float(right.sum())
+    targets = np.where(right, (n_right + 1) / (n_right + 2), 1 / (len(right) - n_right + 2))  # Platt (1999)
+    ridge = np.diag([1e-9, *[_PENALTY] * features.shape[1]])
+    w = np.zeros(x.shape[1])
+    for _ in range(50):
+        p = probability(x @ w)
+        gradient = x.T @ (p - targets) + ridge @ w
+        step = np.linalg.solve((x * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ x + ridge, gradient)
+        w -= step * min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-12))
+        if float(np.abs(step).max()) < 1e-8:
+            break
+    weights = w[1:] / sd
+    return Logistic(
+        intercept=round(float(w[0] - weights @ mean), 5), weights=tuple(round(float(value), 5) for value in weights)
+    )
+
+
+def accept_threshold(confidences: np.ndarray, right: np.ndarray, accuracy: float) -> float:
+    """Lowest confidence of the largest set of most confident words that keeps `accuracy`; 1 if none does."""
+    order = np.argsort(-confidences, kind="stable")
+    n = np.arange(1, len(order) + 1)
+    kept = (np.cumsum(~right[order]) + 1) / (n + 1) <= 1 - accuracy + 1e-12
+    if not kept.any():
+        return 1.0
+    last = int(np.flatnonzero(kept)[-1])
+    return 0.0 if last == len(order) - 1 else round(float(confidences[order[last]]), 5)
