@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live test thorough lint types docs clean
+.PHONY: demo live test thorough lint types docs notebooks clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -48,6 +48,10 @@ types: .venv/.installed-dev
 # the documentation site, in site/; works offline
 docs: .venv/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# notebooks/*.ipynb from the .py files in jupytext's percent format
+notebooks: .venv/.installed-dev
+	$(BIN)/jupytext --to ipynb notebooks/*.py
 
 clean:
 	rm -rf .venv site runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache
