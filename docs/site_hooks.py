@@ -1,4 +1,4 @@
-"""Pages of the site that are generated: commands from `--help`, the Python names, the changelog, settings and README links.
+"""Pages of the site that are generated: commands from `--help`, the Python names, the changelog.
 
 MkDocs calls these functions while it builds (https://www.mkdocs.org/user-guide/configuration/#hooks).
 """

@@ -1,9 +1,9 @@
 """Every code block of README, tutorials and how-to pages runs as printed, in order, apart from the length of training.
 
 Comments in the source of a page prepare what the reader already has: `<!-- setup: COMMAND -->` runs first, and
-`<!-- replace: A => B -->` exchanges what this machine lacks (a GPU, the released recordings). Training commands that do not
-state a number of steps get a small one. A command marked
-`# keeps running` is a server: it must print its address.
+`<!-- replace: A => B -->` exchanges what this machine lacks (a GPU, the released recordings). Training commands that
+do not state a number of steps get a small one. A command marked `# keeps running` is a server: it must print its
+address.
 """
 
 import os

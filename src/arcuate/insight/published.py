@@ -1,7 +1,7 @@
 """Published results on the public data sets, to show beside a run on the same data.
 
-Error rates in percent as printed by their sources. PER is greedy and micro-averaged; a WER depends on the language model,
-which is therefore part of the system's name.
+Error rates in percent as printed by their sources. PER is greedy and micro-averaged; a WER depends on the language
+model, which is therefore part of the system's name.
 """
 
 from dataclasses import asdict, dataclass
