@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live test thorough lint types docs notebooks clean
+.PHONY: demo live pictures test thorough lint types docs notebooks clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -52,6 +52,10 @@ docs: .venv/.installed-dev
 # notebooks/*.ipynb from the .py files in jupytext's percent format
 notebooks: .venv/.installed-dev
 	$(BIN)/jupytext --to ipynb notebooks/*.py
+
+# every picture in docs/images; look at each before committing it
+pictures: .venv/.installed-dev runs/demo/recipe.yaml
+	$(BIN)/python benchmarks/pictures.py --run runs/demo --out docs/images
 
 clean:
 	rm -rf .venv site runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

@@ -1,8 +1,8 @@
 """Effect of the guard: learning rates at which `tiny` diverges, with and without the guard, and the healthy recipe.
 
-python benchmarks/guard_experiment.py --data data/demo/store --out runs/guard --figure docs/images/guard.svg
+python benchmarks/guard_experiment.py --data data/demo/store --out runs/guard
 
-Complete runs in --out are not trained again.
+Complete runs in --out are not trained again. `make pictures` draws them.
 """
 
 import argparse
@@ -76,7 +76,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a prepared store")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--figure", type=Path, help="SVG to write")
     args = parser.parse_args()
     runs = {arm: train(arm, args.data, args.out) for arm in ARMS}
     last = {arm: validations(read_jsonl(run.metrics_file))[-1] for arm, run in runs.items()}
@@ -84,8 +83,6 @@ def main() -> None:
     print("| | steps kept | PER | relative to healthy |\n|---|---|---|---|")
     for arm, (step, per) in last.items():
         print(f"| {arm.label} | {step} | {per:.1f} % | {100 * (per / healthy - 1):+.0f} % |")
-    if args.figure:
-        draw(runs, args.figure)
 
 
 if __name__ == "__main__":

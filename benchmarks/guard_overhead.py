@@ -1,6 +1,6 @@
-"""Overhead of guard and logging per training step of the demo model. One thread, interleaved, CPU time.
+"""Overhead of guard, logging and the measured size of updates per training step. One thread, interleaved, CPU time.
 
-python benchmarks/guard_overhead.py --data data/demo/store
+python benchmarks/guard_overhead.py --data data/demo/store [--recipe tiny] [--steps 60] [key=value …]
 """
 
 import argparse
@@ -8,6 +8,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,17 +27,19 @@ from arcuate.training.environment import Distributed
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import compute_gradients, encode_for_training, forward
+from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step, forward
 
 CPU = torch.device("cpu")
 
 
-def guarded_step(state: TrainingState, batch: Batch) -> None:
+def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
     learning_rates = set_learning_rates(state.optimizer, state.recipe, state.step)
     metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed()).read()
+    state.record_update_ratio(metrics.update_ratio)
     verdict = state.guard.judge(metrics, learning_rates["rest"])
-    state.optimizer.step()
+    apply_update(state, measure)
+    finish_step(state)
     state.step += 1
     state.interval.add(metrics, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
     if state.step % state.recipe.train.log_every == 0:
@@ -57,42 +60,58 @@ def bare_step(state: TrainingState, batch: Batch) -> None:
     state.step += 1
 
 
+STEPS: dict[str, Callable[[TrainingState, Batch], None]] = {
+    "bare": bare_step,
+    "guarded": guarded_step,
+    "measured": partial(guarded_step, measure=True),
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="settings of the recipe")
     parser.add_argument("--data", type=Path, required=True, help="a prepared store")
+    parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    recipe, store = load_recipe("tiny"), Store.open(arguments.data)
+    recipe, store = load_recipe(arguments.recipe, arguments.overrides), Store.open(arguments.data)
     selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
     plan = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
     planned = PlannedBatches(store, selection.train, plan, selection.sessions, recipe.front_end.statistics_spec)
-    seconds: dict[str, list[float]] = {"guarded": [], "bare": []}
+    seconds: dict[str, list[float]] = {name: [] for name in STEPS}
     with tempfile.TemporaryDirectory() as folder:
         states = {}
-        for name in seconds:
+        for name in STEPS:
             run = create_run(Path(folder) / name, recipe, {})
             states[name] = TrainingState(build_model(recipe, store, selection), recipe, run, "fp32")
-        steps = {"guarded": guarded_step, "bare": bare_step}
         for position in range(arguments.steps):
             batch = planned[position]
-            order = ("guarded", "bare") if position % 2 else ("bare", "guarded")
-            for name in order:
+            names = list(STEPS)
+            for name in names[position % 3 :] + names[: position % 3]:
                 start = time.process_time()
-                steps[name](states[name], batch)
+                STEPS[name](states[name], batch)
                 seconds[name].append(time.process_time() - start)
-    ratios = [g / b for g, b in zip(seconds["guarded"][5:], seconds["bare"][5:], strict=True)]
+
+    def ratio(a: str, b: str) -> float:
+        return statistics.median(x / y for x, y in zip(seconds[a][5:], seconds[b][5:], strict=True)) - 1
+
+    measured = ratio("measured", "guarded")
     result = {
-        "guarded_ms": 1000 * statistics.median(seconds["guarded"]),
-        "bare_ms": 1000 * statistics.median(seconds["bare"]),
-        "overhead": statistics.median(ratios) - 1,
+        **{f"{name}_ms": 1000 * statistics.median(values) for name, values in seconds.items()},
+        "overhead": ratio("guarded", "bare"),
+        "measured_step": measured,  # of one step whose update is measured
+        "measured_per_step": measured / recipe.train.log_every,  # one step per row is
+        "log_every": recipe.train.log_every,
     }
     if arguments.json:
         print(json.dumps(result))
-    else:
-        print(f"bare step {result['bare_ms']:.1f} ms, with guard and logging {result['guarded_ms']:.1f} ms:")
-        print(f"{100 * result['overhead']:.1f} % more (median of {len(ratios)} pairs)")
+        return
+    print(f"bare step {result['bare_ms']:.1f} ms, with guard and logging {result['guarded_ms']:.1f} ms:")
+    print(f"{100 * result['overhead']:.1f} % more (median of {arguments.steps - 5} pairs)")
+    print(f"measuring the update: {100 * measured:.1f} % of a step, once per row of {recipe.train.log_every} steps:")
+    print(f"{100 * result['measured_per_step']:.2f} % on average")
 
 
 if __name__ == "__main__":

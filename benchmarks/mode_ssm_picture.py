@@ -1,10 +1,4 @@
-"""Draw docs/images/mode-ssm.svg: the components of MODE-SSM and the stages in which they are trained.
-
-python benchmarks/mode_ssm_picture.py docs/images/mode-ssm.svg
-"""
-
-import argparse
-from pathlib import Path
+"""The picture of MODE-SSM for `make pictures`: its components and the stages in which they are trained."""
 
 from arcuate.experiments.recipe import load_recipe
 
@@ -85,9 +79,3 @@ def draw() -> str:
     for _, text, component, x, y, width in BOXES:
         parts += box(text, component, x, y, width)
     return "\n".join([*parts, *stages(), "</svg>"]) + "\n"
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("picture", type=Path, help="SVG to write")
-    parser.parse_args().picture.write_text(draw(), encoding="utf-8")

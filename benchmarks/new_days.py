@@ -1,6 +1,6 @@
 """New sessions of simulated cohorts: unadapted, adapted online, calibrated; and sessions without drift.
 
-python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --figure docs/images/new-days.svg --table table.md
+python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --table table.md
 
 Per seed: six sessions of 250 trials at --difficulty real to train `tiny` on, and one session each 5 and 8 days after
 the last; --kind ssm and --kind transformer train the other small encoders on the same sessions. Results that exist
@@ -215,7 +215,6 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on")
     parser.add_argument("--lm", help="also learn from words, through this language model")
-    parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--table", type=Path, help="Markdown to write")
     args = parser.parse_args()
     arms = tuple(args.methods), args.lm, tuple(args.calibrate)
@@ -225,8 +224,6 @@ def main() -> None:
     print(text)
     if args.table:
         args.table.write_text(text)
-    if args.figure:
-        draw(results, args.figure)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ weights at the start, batches, noise and dropout masks; a cell whose loss or gra
 are the 64 principal components of standardised patches of 12 bins. Each finished cell is one line of OUT/cells.jsonl;
 finished seeds are not trained again.
 
-A run has *exploded* if loss or gradient became non-finite, or if the mean training loss of 100 steps rose above 1.5
-times its lowest value and by a tenth of the chance level (0.37 nats per token). It is *stuck* if that mean never fell
-below 0.8 of the chance level.
+A run has *exploded* if a gradient norm (before clipping) exceeded ten times the largest one of the run with the
+official eps and learning rate and the same clipping, reduction and seed, or became non-finite. It is *at chance level*
+if the mean training loss of its last 100 steps was above 0.8 of that of a uniform output.
 """
 
 import argparse
@@ -42,15 +42,14 @@ BATCH, WIDTH, INPUTS, BINS, STRIDE = 4, 64, 64, 12, 6
 MAX_FRAMES = 48  # longer trials are left out, because the time of a step is that of its longest trial
 DROPOUT = 0.4
 LOG_EVERY = 20
-WINDOW = 5  # rows in a mean
-RISE, MIN_RISE = 1.5, 0.1  # smallest explosion: ratio to the lowest mean loss, and difference in chance levels
-STUCK = 0.8  # lowest mean loss / chance level of a run that never learnt
+EXPLODED = 10.0  # smallest explosion: gradient norm / largest one at the official eps and learning rate
+AT_CHANCE = 0.8  # loss / chance level at or above which a run has learnt nothing
 FACTORS = ("eps", "rate", "clip", "reduction")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Settings of an official baseline in a small model; the first level of eps, clip and reduction is official."""
+    """Settings of an official baseline in a small model; the first level of each factor is official."""
 
     steps: int
     noise: float
@@ -63,7 +62,7 @@ class Family:
 
 FAMILIES = {
     "24": Family(
-        2000,
+        1000,
         0.8,
         0.2,
         1e-5,
@@ -71,7 +70,7 @@ FAMILIES = {
         0,
         {
             "eps": (0.1, 1e-8),
-            "rate": (0.005, 0.02, 0.08),
+            "rate": (0.02, 0.08),
             "clip": (None, 1.0),
             "reduction": ("mean_per_token", "sum_per_trial"),
         },
@@ -85,7 +84,7 @@ FAMILIES = {
         1000,
         {
             "eps": (0.1, 1e-8),
-            "rate": (0.002, 0.005, 0.02),
+            "rate": (0.005, 0.02),
             "clip": (10.0, None),
             "reduction": ("sum_per_trial", "mean_per_token"),
         },
@@ -178,7 +177,7 @@ def train_seed(name: str, seed: int, data: dict[str, Data], steps: int | None) -
     weights = make_weights(n, seed)
     moments = {key: [torch.zeros_like(w), torch.zeros_like(w)] for key, w in weights.items()}
     alive = torch.ones(n, dtype=torch.bool)
-    rows: list[list[dict[str, Any]]] = [[] for _ in cells]
+    rows: list[list[tuple[float, float]]] = [[] for _ in cells]  # mean loss in chance levels, largest gradient norm
     sums, highest = torch.zeros(n), torch.zeros(n)
     train, rng = data["train"], np.random.default_rng(derive_seed(seed, "batches", 0))
     noise = torch.Generator().manual_seed(derive_seed(seed, "noise", 0))
@@ -213,14 +212,17 @@ def train_seed(name: str, seed: int, data: dict[str, Data], steps: int | None) -
         if step % LOG_EVERY == 0:
             for i in range(n):
                 if alive[i]:
-                    row = {"step": step, "loss": float(sums[i]) / LOG_EVERY / math.log(N_CLASSES)}
-                    rows[i].append({**row, "grad_norm_max": float(highest[i])})
+                    rows[i].append((float(sums[i]) / LOG_EVERY / math.log(N_CLASSES), float(highest[i])))
             sums, highest = torch.zeros(n), torch.zeros(n)
     pers = validate(weights, data["val"])
     seconds = time.process_time() - started
     return [
-        {"family": name, "seed": seed, **cell, "steps": steps, **judge(rows[i], steps), "cpu_seconds": seconds / n}
-        | {"per": pers[i] if alive[i] else None}
+        {
+            **{"family": name, "seed": seed, **cell, "steps": steps, "per": pers[i] if alive[i] else None},
+            "cpu_seconds": seconds / n,
+            "losses": [float(f"{loss:.4g}") for loss, _ in rows[i]],
+            "norms": [float(f"{norm:.4g}") for _, norm in rows[i]],
+        }
         for i, cell in enumerate(cells)
     ]
 
@@ -267,31 +269,22 @@ def validate(weights: dict[str, Tensor], data: Data) -> list[float | None]:
     return [total(found).rate for found in scores]
 
 
-def judge(rows: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
-    """Return outcome and step of the explosion; losses are in chance levels."""
-    losses = [row["loss"] for row in rows]
-    means = [sum(losses[i : i + WINDOW]) / WINDOW for i in range(len(losses) - WINDOW + 1)]
-    lowest, exploded_at = math.inf, None
-    for mean, row in zip(means, rows[WINDOW - 1 :], strict=False):
-        if exploded_at is None and mean > max(RISE * lowest, lowest + MIN_RISE):
-            exploded_at = row["step"]
-        lowest = min(lowest, mean)
-    ended = rows[-1]["step"] if rows else 0
-    if ended < steps - LOG_EVERY:
-        outcome, exploded_at = "non-finite", exploded_at or ended + LOG_EVERY
-    elif exploded_at is not None:
-        outcome = "exploded"
-    else:
-        outcome = "stuck" if lowest > STUCK else "trained"
-    norms = sorted(row["grad_norm_max"] for row in rows)
-    return {
-        "outcome": outcome,
-        "exploded_at": exploded_at,
-        "lowest_loss": lowest if math.isfinite(lowest) else None,
-        "last_loss": means[-1] if means else None,
-        "grad_norm_median": norms[len(norms) // 2] if norms else None,
-        "grad_norm_max": norms[-1] if norms else None,
+def judge(records: Sequence[dict[str, Any]]) -> None:
+    """Add `exploded_at`, the step of the first explosion, and `lowest_loss` and `last_loss` over 100 steps."""
+    official = {
+        (r["family"], r["seed"], r["clip"], r["reduction"]): max(r["norms"])
+        for r in records
+        if all(r[name] == FAMILIES[r["family"]].levels[name][0] for name in ("eps", "rate"))
     }
+    for r in records:
+        limit = EXPLODED * official[r["family"], r["seed"], r["clip"], r["reduction"]]
+        high = [i for i, norm in enumerate(r["norms"]) if norm > limit]
+        if len(r["norms"]) < r["steps"] // LOG_EVERY:
+            high.append(len(r["norms"]))  # not finite
+        r["exploded_at"] = LOG_EVERY * (high[0] + 1) if high else None
+        r["share"] = len(high) / (r["steps"] // LOG_EVERY)
+        means = [float(np.mean(r["losses"][i : i + 5])) for i in range(len(r["losses"]) - 4)]
+        r["lowest_loss"], r["last_loss"] = (min(means), means[-1]) if means else (None, None)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -307,7 +300,14 @@ def print_tables(records: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_cells(name: str, records: Sequence[dict[str, Any]]) -> None:
-    header = [*FACTORS, "exploded (95 %)", "stuck", "first explosion", "PER in %, mean (seeds)"]
+    header = [
+        *FACTORS,
+        "exploded (95 %)",
+        "first at step",
+        "share of steps",
+        "at chance level",
+        "PER in %, mean (seeds)",
+    ]
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     for levels in itertools.product(*FAMILIES[name].levels.values()):
         runs = [r for r in records if tuple(r[f] for f in FACTORS) == levels]
@@ -318,7 +318,8 @@ def _print_cells(name: str, records: Sequence[dict[str, Any]]) -> None:
         steps = [r["exploded_at"] for r in runs if _exploded(r)]
         pers = [100 * _per(r) for r in runs]
         values = [*map(_level, levels), f"{k} of {n} ({100 * low:.0f} to {100 * high:.0f} %)"]
-        values += [str(sum(r["outcome"] == "stuck" for r in runs)), str(min(steps)) if steps else "–"]
+        values += [str(min(steps)) if steps else "–", f"{100 * np.mean([r['share'] for r in runs]):.0f} %"]
+        values.append(str(sum(r["last_loss"] is None or r["last_loss"] > AT_CHANCE for r in runs)))
         values.append(f"{sum(pers) / n:.1f} ({', '.join(f'{p:.0f}' for p in pers)})")
         print(f"| {' | '.join(values)} |")
 
@@ -391,9 +392,8 @@ def main() -> None:
             found = train_seed(name, seed, data, args.steps)
             append_jsonl(results, *found)
             records += found
-            outcomes = [r["outcome"] for r in found]
-            counts = ", ".join(f"{outcomes.count(o)} {o}" for o in sorted(set(outcomes)))
-            print(f"{name} seed {seed}: {counts}; {sum(r['cpu_seconds'] for r in found):.0f} CPU seconds", flush=True)
+            print(f"{name} seed {seed}: {sum(r['cpu_seconds'] for r in found):.0f} CPU seconds", flush=True)
+    judge(records)
     print_tables([r for r in records if r["family"] in families])
 
 

@@ -15,6 +15,7 @@ from arcuate.data.statistics import Statistics
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.live.engine import make_engine
+from arcuate.models.config import TransducerSettings
 from arcuate.runtime import Decoder
 from support.counts import count
 from support.encoders import make_batch, models
@@ -84,6 +85,34 @@ def resumed(decoder: Decoder) -> Decoder:
     other = decoder.stream()
     other.load_state(decoder.save_state())
     return other
+
+
+@pytest.mark.parametrize("words", [True, False], ids=["words", "phonemes"])
+@pytest.mark.parametrize("predictor", ["stateless", "lstm"])
+def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
+    model = small_model(transducer=TransducerSettings(enabled=True, predictor=predictor, width=10, depth=2))
+    path = export_model(tmp_path / "m.arcx", model, words=words, head="both")
+    exported = Decoder.load(path, warm=False)
+    original = StreamingDecoder(make_engine(model, SEARCH if words else None, head="both"))
+    whole = exported.stream()
+    for seed in range(count(2, 40)):
+        data = bins(70, seed=seed)
+        for k in range(0, 70, 11):
+            partial, expected = exported.push(data[k : k + 11]), original.push(data[k : k + 11])
+            assert partial.words == expected.words
+            assert [h.words for h in exported.partial_nbest(3)] == [h.words for h in original.partial_nbest(3)]
+            exported.load_state(exported.save_state())
+        whole.push(data)
+        finals = [decoder.finish_nbest(3) for decoder in (exported, whole, original)]
+        assert finals[0] == finals[1]
+        if finals[0][0].words != finals[2][0].words or finals[0][0].tokens != finals[2][0].tokens:
+            assert finals[2][0].total - finals[2][1].total < NEAR_TIE
+        assert finals[0][0].total == pytest.approx(finals[2][0].total, abs=1e-2)
+        assert finals[0][0].scores == pytest.approx(finals[2][0].scores, abs=1e-2)
+    ctc = Decoder.load(path, head="ctc", warm=False)
+    assert ctc.push(data).n_frames == original.push(data).n_frames
+    with pytest.raises(UserError, match="does not fit this model"):
+        ctc.load_state(exported.save_state())
 
 
 def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:

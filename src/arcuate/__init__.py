@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from arcuate.experiments.average import average as average
     from arcuate.experiments.calibrate import calibrate as calibrate
     from arcuate.experiments.export import export as export
+    from arcuate.experiments.launch import SlurmSettings as SlurmSettings
+    from arcuate.experiments.launch import launch as launch
     from arcuate.experiments.multi_seed import train_seeds as train_seeds
     from arcuate.experiments.recipe import Recipe as Recipe
     from arcuate.experiments.recipe import load_recipe as load_recipe
     from arcuate.experiments.sweep import sweep as sweep
+    from arcuate.experiments.sweep import sweep_status as sweep_status
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.ablation import report_ablation as report_ablation
@@ -58,6 +61,7 @@ _HOMES = {
     "Recipe": "experiments.recipe",
     "Remedy": "insight.doctor",
     "Run": "run",
+    "SlurmSettings": "experiments.launch",
     "Store": "data.store",
     "StreamingDecoder": "live.decoder",
     "UserError": "errors",
@@ -75,6 +79,7 @@ _HOMES = {
     "export": "experiments.export",
     "import_checkpoint": "models.import_checkpoint",
     "judge_ablation": "insight.ablation",
+    "launch": "experiments.launch",
     "list_runs": "insight.runs",
     "load": "decoding.decoder",
     "load_recipe": "experiments.recipe",
@@ -87,6 +92,7 @@ _HOMES = {
     "simulate": "data.simulation",
     "submit": "evaluation.submission",
     "sweep": "experiments.sweep",
+    "sweep_status": "experiments.sweep",
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
     "try_remedy": "insight.doctor",

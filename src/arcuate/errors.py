@@ -1,4 +1,4 @@
-"""The exception that is shown to users."""
+"""The exception that is shown to users, and what must not be shown."""
 
 
 class UserError(Exception):
@@ -16,3 +16,16 @@ def escape_controls(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def has_password(url: str) -> bool:
+    return without_password(url) != url
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be printed and stored: without what stands between user and host, and in parameters."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, location = rest.rpartition("@")
+    path, question, query = location.partition("?")
+    kept = "&".join(part for part in query.split("&") if "password" not in part.lower())
+    return f"{scheme}{separator}{credentials.partition(':')[0]}{at}{path}{question if kept else ''}{kept}"

@@ -438,6 +438,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        check_resources(error, path)
         raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must contain one JSON object")
@@ -475,17 +476,21 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
-_ERRNO = re.compile(r"errno = (\d+)")  # in messages of HDF5
+_ERRNO = re.compile(r"(?:errno = |\(os error |: [A-Z][\w ]+ \()(\d+)")  # in messages of HDF5, safetensors and torch
+
+
+class OutOfResources(UserError):
+    """Raised when a file cannot be opened for lack of file handles or memory, which says nothing about the file."""
 
 
 def check_resources(error: BaseException, path: Path) -> None:
-    """Raise UserError if reading `path` failed because files or memory ran out, which says nothing about the file."""
+    """Raise OutOfResources if reading `path` failed because file handles or memory ran out."""
     found = _ERRNO.search(str(error))
     number = getattr(error, "errno", None) or (int(found[1]) if found else None)
     if number in (errno.EMFILE, errno.ENFILE):
-        raise UserError(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
+        raise OutOfResources(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
     if number == errno.ENOMEM:
-        raise UserError(f"{path} cannot be opened: not enough memory; close other programs") from error
+        raise OutOfResources(f"{path} cannot be opened: not enough memory; close other programs") from error
 
 
 def describe_error(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """The run folder: the only interface between training and the programs that read its results."""
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
+JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
 _INITIAL_FILES = {  # content of a run folder before the first step
     *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
-    *("checkpoints", "results", "tensorboard", "wandb"),
+    *("checkpoints", "results", "tensorboard", "wandb", JOB_FOLDER),
 }
+BUSY = "another process is training into"  # start of the message
 WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
@@ -95,12 +98,24 @@ def open_run(run: RunLike) -> Run:
     """An existing run folder, or the model folder that `arcuate import` made."""
     path = Path(run)
     if not path.is_dir():
-        raise UserError(f"no run folder {path}; train one with: arcuate train tiny --data STORE --run {path}")
+        near = _similar_run(path)
+        remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
+        raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
         seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
+
+
+def _similar_run(path: Path) -> Path | None:
+    """The run beside a missing one whose name is most similar, if any is."""
+    try:
+        names = [p.name for p in path.parent.iterdir() if (p / "recipe.yaml").is_file() and not p.name.startswith(".")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / near[0] if near else None
 
 
 def find_checkpoint(run: RunLike, which: str = "best") -> Path:
@@ -137,7 +152,7 @@ def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], res
 def lock_run(run: Run) -> Iterator[None]:
     """Hold the lock of a run folder, so that one process writes it. The lock file of an empty folder is removed."""
     is_new = not run.path.exists()
-    busy = f"another process is training into {run.path}; wait for it to end, or choose another --run"
+    busy = f"{BUSY} {run.path}; wait for it to end, or choose another --run"
     with exclusive_lock(run.lock_file, busy):
         try:
             yield
@@ -154,7 +169,7 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
         return
     if not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --run")
-    run, found = Run(path), {p.name for p in path.iterdir()} - {".lock"}
+    run, found = Run(path), {p.name for p in path.iterdir()} - {".lock", JOB_FOLDER}
     if not found or (resume and (run.recipe_file.is_file() or is_untouched(run))):
         return
     if resume:

@@ -21,15 +21,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics
-from arcuate.decoding.exported.model import ExportedModel, ExportedState
-from arcuate.decoding.exported.read import ExportedFile, load_model, load_word_search, open_export
+from arcuate.decoding.exported.model import ExportedModel, ExportedState, StepOutputs
+from arcuate.decoding.exported.read import ExportedFile, load_model, load_transducer, load_word_search, open_export
+from arcuate.decoding.heads import Head, check_head
 from arcuate.decoding.layout import ModelDelay as ModelDelay
 from arcuate.decoding.stream import NewFrames, Partial, SentenceState, SentenceStream
 from arcuate.errors import UserError
 
 __all__ = ["Decoder", "ModelDelay", "Partial", "Statistics", "UserError"]
 
-_WARM_UP_ROWS = 1 << 21  # of the lookahead cache: 25 MB
+_WARM_UP_ROWS = 1 << 20  # of the lookahead cache: 12 MB
 _STATE_MAGIC = b"arcuate-state-1\n"
 _DIGEST_BYTES = 20
 
@@ -42,7 +43,8 @@ class RuntimeEngine:
     model: ExportedModel
     search: Any  # WordSearch or None
     lock: threading.Lock
-    head: str = "ctc"
+    head: Head = "ctc"
+    joint: Any = None  # JointWordSearch or JointTokenSearch, if the transducer is used
 
 
 class Decoder(SentenceStream):
@@ -53,7 +55,7 @@ class Decoder(SentenceStream):
     """
 
     def __init__(self, engine: RuntimeEngine, session: str | None = None, statistics: Statistics | None = None) -> None:
-        super().__init__(engine.file.layout, engine.search, engine.lock, session)
+        super().__init__(engine.file.layout, engine.search, engine.lock, session, engine.joint)
         self.engine = engine
         self.reset(self.session, statistics)
 
@@ -64,6 +66,7 @@ class Decoder(SentenceStream):
         *,
         words: bool = True,
         beam: int | None = None,
+        head: str | None = None,
         session: str | None = None,
         statistics: Statistics | None = None,
         threads: int = 1,
@@ -72,13 +75,16 @@ class Decoder(SentenceStream):
         """Load an exported model.
 
         `words=False` decodes phonemes, as does a file without a language model. `beam` overrides the beam of the word
-        search in the file. `session` selects the session layer (default: the last one). `statistics` are those of the
-        block if known; without them a model that normalises uses running statistics of its stream. `warm` decodes
-        zeros, so that compilation does not delay the first sentence.
+        search in the file. `head` is ctc to leave out the transducer of a file that has one. `session` selects the
+        session layer (default: the last one). `statistics` are those of the block if known; without them a model that
+        normalises uses running statistics of its stream. `warm` decodes zeros, so that compilation does not delay the
+        first sentence.
         """
         file = open_export(path)
         search = load_word_search(file, beam) if words and file.has_words else None
-        engine = RuntimeEngine(file, load_model(file, threads), search, threading.Lock())
+        chosen = _choose_head(file, head)
+        joint = None if chosen == "ctc" else _joint_search(file, search, chosen, threads)
+        engine = RuntimeEngine(file, load_model(file, threads), search, threading.Lock(), chosen, joint)
         if warm:
             _warm_up(engine)
         return cls(engine, session, statistics)
@@ -107,11 +113,15 @@ class Decoder(SentenceStream):
         outputs = self.engine.model.finish(self._now.model)
         return NewFrames(outputs.log_probs, outputs.joiner_frames)
 
-    def trial_log_probs(self, bins: ArrayLike) -> np.ndarray:
-        """Log-probabilities of a complete trial (T, C), including the frames at its end; no search. (F, V)"""
+    def trial_outputs(self, bins: ArrayLike) -> StepOutputs:
+        """Model outputs of a complete trial (T, C), including the frames at its end; no search."""
         model = self.engine.model
         step, state = model.step(self._start_model(self._statistics), self._check_shape(bins))
-        return np.concatenate([step.log_probs, model.finish(state).log_probs])
+        return step.followed_by(model.finish(state))
+
+    def trial_log_probs(self, bins: ArrayLike) -> np.ndarray:
+        """Log-probabilities of a complete trial (T, C). (F, V)"""
+        return self.trial_outputs(bins).log_probs
 
     # --- saving a stream ----------------------------------------------------------------------------------
 
@@ -123,7 +133,9 @@ class Decoder(SentenceStream):
         if self._statistics is not None:
             arrays["statistics"] = np.stack([self._statistics.mean, self._statistics.sd]).astype(np.float32)
         arrays |= {"frames": self.log_probs(), "bins": np.concatenate([self._no_bins, *now.bins])}
-        if now.search is not None:
+        if self._joint is not None:  # restored by searching the frames again
+            arrays["joiner_frames"] = self._joiner_frames()
+        elif now.search is not None:
             pointers = now.search.backpointers
             arrays |= {"beam": now.search.beam, "backpointers": pointers.rows[: pointers.n]}
         about = {
@@ -134,7 +146,8 @@ class Decoder(SentenceStream):
             "n_new": len(now.new_frames),
             "n_bins": now.n_bins,
             "n_pushed": model.n_pushed,
-            "n_searched": 0 if now.search is None else now.search.n_frames,
+            "head": self.engine.head,
+            "n_searched": 0 if now.search is None or self._joint is not None else now.search.n_frames,
         }
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         stream = io.BytesIO()
@@ -173,7 +186,15 @@ class Decoder(SentenceStream):
         n_bins, n_new = _count(about, "n_bins"), _count(about, "n_new")
         model = replace(fresh, tensors=tensors, n_bins=n_bins, n_pushed=_count(about, "n_pushed"))
         search = self._now.search
-        if search is not None:
+        if about["head"] != self.engine.head:
+            raise ValueError(f"it was saved with the head {about['head']!r:.20}")
+        if self._joint is not None:
+            width = self._joint.head.width
+            joiner_frames = _expect(arrays, "joiner_frames", np.float32, (len(frames), width))
+            if len(frames):
+                with self._lock:
+                    search = self._search_frames(search, NewFrames(frames, joiner_frames))
+        elif search is not None:
             from arcuate.decoding.word_search.search import restore_state
 
             n_searched = _count(about, "n_searched")
@@ -187,6 +208,13 @@ class Decoder(SentenceStream):
             len(frames),
             n_bins,
         )
+
+    def _joiner_frames(self) -> np.ndarray:
+        """Frames of the sentence so far, projected for the joiner. (F, W)"""
+        state = self._now.search
+        outputs = state.outputs if self._words is None else state.tokens.outputs
+        empty = np.empty((0, self._joint.head.width), np.float32)
+        return np.concatenate([empty, *(o.frames for o in outputs)])
 
     @property
     def _no_bins(self) -> np.ndarray:
@@ -223,6 +251,21 @@ def _count(about: dict[str, Any], key: str) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{key} is {value!r}")
     return value
+
+
+def _choose_head(file: ExportedFile, head: str | None) -> Head:
+    chosen = file.head if head is None else check_head(head)
+    if chosen != "ctc" and file.head == "ctc":
+        raise UserError(f"{file.path} has no transducer; use --head ctc, or export it with --head {chosen}")
+    return chosen
+
+
+def _joint_search(file: ExportedFile, search: Any, head: Head, threads: int) -> Any:
+    """Search with the transducer for words, or for tokens without a word search."""
+    from arcuate.decoding.joint import token_search, word_search
+
+    transducer = load_transducer(file, threads)
+    return token_search(transducer, head) if search is None else word_search(search, search.lexicon, transducer, head)
 
 
 def _warm_up(engine: RuntimeEngine) -> None:

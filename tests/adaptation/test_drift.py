@@ -29,6 +29,7 @@ from arcuate.insight.drift import write_drift
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
 from support.forking import arcuate
+from support.pages import check_page
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +156,9 @@ def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
     assert rows[SAME]["profile_similarity"] > rows[DRIFTED]["profile_similarity"]
     assert [len(row["channels"]["mean_shift"]) for row in result["sessions"]] == [result["n_channels"]] * len(rows)
     page = (tmp_path / "drift.html").read_text()
-    assert "Mean shifts" in page and 'mask="url(#means)"' in page
-    assert page.startswith("<!DOCTYPE html>") and "<script" not in page and "re-ordered" in page
+    specs = [json.dumps(spec) for spec in check_page(page).specs]
+    assert "Mean shifts" in page and sum("data:image/png;base64," in spec for spec in specs) == 2
+    assert page.startswith("<!DOCTYPE html>") and "re-ordered" in page
 
 
 def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> None:

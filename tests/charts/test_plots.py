@@ -10,7 +10,17 @@ import vl_convert
 
 from arcuate.charts.formats import short_session_names
 from arcuate.charts.images import pool
-from arcuate.charts.plots import Line, Rate, ValueAxis, for_notebook, line_chart, log_domain, session_chart
+from arcuate.charts.plots import (
+    Line,
+    Rate,
+    ValueAxis,
+    best_mark,
+    for_notebook,
+    line_chart,
+    log_domain,
+    session_chart,
+    step_marks,
+)
 from arcuate.charts.series import thin_curve
 from arcuate.charts.theme import DARK, LIGHT, colour, resolve
 from arcuate.errors import UserError
@@ -103,3 +113,10 @@ def test_pooling_keeps_the_mean() -> None:
     pooled = pool(values, 3, 5)
     assert pooled.shape == (3, 5)
     assert pooled.mean() == pytest.approx(values.mean())
+
+
+def test_steps_beyond_the_integers_of_javascript_are_drawn() -> None:
+    lines = [Line("a", "blue", thin_curve([1.0, 5.7e22], [1.0, 0.5]))]
+    y = ValueAxis(percent=True)
+    layers = [*best_mark(5.7e22, 0.5, y, 5.7e22), *step_marks([(57 * 10**21, "event")], 5.7e22)]
+    assert "event" in static_svg(make_figure(line_chart(lines, y, title="t", label="l", layers=layers)))

@@ -1,11 +1,13 @@
 """Limits of the system and hostile names: one sentence, exit code 2, and no escape sequences on the terminal."""
 
+import contextlib
 import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ import pytest
 from arcuate.data.prepare import prepare
 from arcuate.data.quality import find_problems
 from arcuate.data.trial import Trial
+from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import check_outputs
+from arcuate.files import read_json
 from arcuate.insight.ledger import write_ledger
 from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
@@ -55,6 +59,35 @@ def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "flood"], capture_output=True, text=True, check=False)
     assert_refused(done, "not enough memory")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: load_model(GOLDEN / "model"),
+        lambda: read_log_probs(GOLDEN / "scores.npz"),
+        lambda: open_model(GOLDEN / "words.alm"),
+        lambda: read_json(GOLDEN / "model" / "model.json"),
+    ],
+    ids=["weights", "frame scores", "language model", "JSON"],
+)
+def test_files_that_cannot_be_opened_are_not_called_damaged(read: Callable[[], object]) -> None:
+    read()  # with everything imported that it needs
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    messages = []
+    try:
+        for spare in range(3):  # a reader may open several files
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + spare, hard))
+            with contextlib.suppress(OSError):  # which the command line reports
+                try:
+                    read()
+                except UserError as error:
+                    messages.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all("too many files are open; raise the limit" in message for message in messages), messages
 
 
 def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from arcuate.decoding import joint
+from arcuate.decoding.heads import HeadWeights
 from arcuate.decoding.joint import _EMPTY, JointBeamSearch, _advance, _append_tokens
-from arcuate.decoding.transducer import HeadWeights, TransducerBeamSearch, rescore
+from arcuate.decoding.lattice import rescore
+from arcuate.decoding.transducer import TransducerBeamSearch
 from support.transducers import N_CLASSES, SETTINGS, kinds, make
 
 

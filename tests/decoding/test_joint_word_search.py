@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.heads import HeadWeights
 from arcuate.decoding.joint import HeadOutputs, JointWordSearch, synthetic_frames
-from arcuate.decoding.transducer import HeadWeights, rescore
+from arcuate.decoding.lattice import rescore
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode

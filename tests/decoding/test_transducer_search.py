@@ -5,12 +5,9 @@ import itertools
 import pytest
 import torch
 
-from arcuate.decoding.transducer import (
-    HeadWeights,
-    TransducerBeamSearch,
-    TransducerGreedySearch,
-    rescore,
-)
+from arcuate.decoding.heads import HeadWeights
+from arcuate.decoding.lattice import rescore
+from arcuate.decoding.transducer import TransducerBeamSearch, TransducerGreedySearch
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import ctc_loss

@@ -1,6 +1,8 @@
 """`arcuate export` on run folders, and the commands that accept an exported model."""
 
+import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,14 @@ import torch
 from arcuate import decode, export
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
+from arcuate.data.store import Store
 from arcuate.decoding.decoder import Decoder as OfflineDecoder
 from arcuate.decoding.exported.read import open_export
 from arcuate.errors import UserError
 from arcuate.experiments.export import write_export
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.live.bench import bench_live
+from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.model import Model
@@ -95,6 +99,19 @@ def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.Mon
     assert exported.search.lm == "words.alm" == original.search.lm
 
 
+def test_a_trained_transducer_is_exported(folder: Path) -> None:
+    result = export(GOLDEN / "run-ssm", folder / "ssm.arcx", **WORDS)
+    assert open_export(result.path).head == "both"
+    run = shutil.copytree(GOLDEN / "run-ssm", folder / "run-ssm")
+    for head in (None, "ctc", "transducer"):
+        exported = decode(folder / "ssm.arcx", data=folder / "store", head=head)
+        original = decode(run, **WORDS, data=folder / "store", head=head)
+        assert exported.search.head == original.search.head
+        assert [t.text for t in exported] == [t.text for t in original]
+    result = export(run, folder / "ssm.arcx", **WORDS, head="ctc")
+    assert "predictor.onnx" not in open_export(result.path).archive
+
+
 def test_live_commands_accept_the_file(folder: Path) -> None:
     found = bench_live(folder / "model.arcx", seconds=3, real_time=False, data=folder / "store")
     assert found.timings.wall and found.n_lexicon_words == 87
@@ -102,12 +119,41 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
     assert not decoder.decodes_words and decoder.adaptation is None
 
 
+def test_the_live_server_decodes_with_the_file(folder: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
+    from arcuate.live.serve import prepare_server
+    from arcuate.live.server import _model_info
+
+    server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0)
+    live = server.live
+    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == 87
+    finals: list[dict] = []
+    done = threading.Event()
+
+    def receive(event: object) -> None:
+        if isinstance(event, dict) and event["type"] == "final":
+            finals.append(event)
+            done.set()
+
+    live.session.subscribers.append(receive)
+    store = Store.open(folder / "store")
+    info = next(t for t in store.trials if t.split == "val" and t.session in live.session.decoder.sessions)
+    live.session.start()
+    live.session.put(Mark(info.id, info.session, info.text, store.block_statistics(info)))
+    live.session.put(Chunk(store.read_bins(info)))
+    live.session.put(End())
+    assert done.wait(60)
+    live.session.stop()
+    expected = next(e for e in json.loads((GOLDEN / "export.json").read_text()) if e["id"] == info.id)
+    assert finals[0]["text"] == expected["text"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"adapt": "one-step"}, "--adapt needs gradients"),
         ({"lm": "other.alm"}, "--lm is fixed"),
-        ({"head": "both"}, "--head both needs the run folder"),
+        ({"head": "both"}, "has no transducer"),
     ],
 )
 def test_options_that_need_the_run_are_refused(folder: Path, options: dict, words: str) -> None:

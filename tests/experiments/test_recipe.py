@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from arcuate.config import inner_models, merge, to_tree, to_yaml
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names
+from arcuate.experiments.recipe import DOCUMENTED_RUNS, RECIPE_GROUPS, Recipe, list_recipes, load_recipe, recipe_names
 from arcuate.training.schedule import learning_rate
 
 
@@ -192,3 +192,12 @@ def test_official_settings() -> None:
     assert (old.augment.white_noise_sd, old.augment.offset_sd, old.train.clip_norm) == (0.8, 0.2, None)
     assert old.loss.ctc.reduction == "mean_per_token" and old.loss.ctc.zero_infinity
     assert isinstance(new, Recipe)
+
+
+def test_recipes_are_listed_by_group() -> None:
+    entries = list_recipes()
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    assert groups == list(RECIPE_GROUPS) and sorted(e.name for e in entries) == sorted(recipe_names())
+    laptop = {entry.name for entry in entries if entry.group == groups[0]}
+    assert laptop == {"tiny", "tiny-transformer", "mode-ssm-small"}
+    assert all("diary" not in e.name or e.group == DOCUMENTED_RUNS for e in entries)

@@ -20,18 +20,17 @@ from support.forking import arcuate
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 from arcuate.experiments.journal import Journal
+from arcuate.experiments.search_space import Choices, Dimension, Range, read_space
 from arcuate.experiments.sweep import (
-    Choices,
-    Dimension,
-    Range,
     SweepPlan,
     claim_trial,
     open_study,
-    read_space,
     run_trial,
     summarise_study,
     to_distribution,
 )
+from arcuate.insight.sweep import sweep_page
+from support.pages import check_page
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
 SPACE = "schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
@@ -106,16 +105,27 @@ def sweep(cohort_store: Path, tmp_path: Path) -> Any:
 
 
 def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) -> None:
-    study = open_study(sweep)
-    with claim_trial(sweep, study) as first, claim_trial(sweep, open_study(sweep)) as second:
+    shared, study = open_study(sweep)
+    with claim_trial(sweep, shared, study) as first, claim_trial(sweep, *open_study(sweep)) as second:
         assert (first.number, second.number) == (0, 1)  # the second worker leaves the first one's alone
         assert first.params != second.params
-        with claim_trial(sweep, study) as third:
+        with claim_trial(sweep, shared, study) as third:
             assert third is None
-    with claim_trial(sweep, open_study(sweep)) as again:
+    with claim_trial(sweep, *open_study(sweep)) as again:
         assert again.params in (first.params, second.params)
-    states = [t.state for t in summarise_study(sweep, study).trials]
+    states = [t.state for t in summarise_study(sweep.out, study).trials]
     assert states == ["fail", "fail", "running"]
+
+
+def test_the_page_shows_every_trial_against_its_settings(sweep: Any) -> None:
+    shared, study = open_study(sweep)
+    for per in (0.4, 0.3):
+        with claim_trial(sweep, shared, study) as trial:
+            study.tell(trial, per)
+    page = sweep_page(sweep.out)
+    titles = [spec["description"] for spec in check_page(page).specs]
+    assert {f"PER against {d.path}" for d in sweep.space} < set(titles)
+    assert "<b>30.0\u202f%</b>" in page and "40.0\u202f%" in page
 
 
 def test_another_sweep_is_rejected_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ time.sleep(60)
 
 def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", HOPELESS))
-    study = open_study(sweep)
+    _, study = open_study(sweep)
     dimensions = {d.path: to_distribution(d) for d in sweep.space}
     for per in (0.5, 0.4, 0.3, 0.2, 0.1):
         trial = study.ask(dimensions)
@@ -150,7 +160,7 @@ def test_a_trial_worse_than_the_median_is_pruned(sweep: Any, monkeypatch: pytest
     trial, started = study.ask(dimensions), time.monotonic()
     run_trial(sweep, study, trial, Stop())
     assert time.monotonic() - started < 30
-    result = summarise_study(sweep, study)
+    result = summarise_study(sweep.out, study)
     assert (result.trials[-1].state, result.trials[-1].per) == ("pruned", 1.0)
     assert result.best is not None
     assert (result.best.number, result.best.per) == (4, 0.1)
@@ -243,16 +253,16 @@ def test_a_bad_space_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
 
 
 def test_a_torn_line_of_the_journal_is_skipped(sweep: Any, messages: list[str]) -> None:
-    study, journal = open_study(sweep), sweep.out / "study.journal"
+    (_, study), journal = open_study(sweep), sweep.out / "study.journal"
     trial = study.ask({d.path: to_distribution(d) for d in sweep.space})
     study.tell(trial, 0.4)
     with journal.open("ab") as file:
         file.write(b'{"op_code": 4, "worker_id": "0a')  # a worker killed while it wrote
-    again = open_study(sweep)
+    _, again = open_study(sweep)
     assert [t.value for t in again.get_trials()] == [0.4]
     second = again.ask({d.path: to_distribution(d) for d in sweep.space})
     again.tell(second, 0.3)
-    third = open_study(sweep)
+    _, third = open_study(sweep)
     assert [t.value for t in third.get_trials()] == [0.4, 0.3]
     assert any("incomplete line" in line for line in messages)
     assert [t.value for t in study.get_trials()] == [0.4, 0.3]  # a worker that had read the lines before

@@ -82,3 +82,9 @@ def test_training_says_whether_the_target_was_met(cohort_store: Path, tmp_path: 
 def test_invalid_targets_are_rejected(target: str) -> None:
     with pytest.raises(UserError, match="target"):
         load_recipe("tiny", [f"target={target}"])
+
+
+@pytest.mark.parametrize("rate", [1, 5, 25])
+def test_percentages_are_rejected_with_the_fraction(rate: float) -> None:
+    with pytest.raises(UserError, match=f"for {rate} % use {rate / 100:g}"):
+        load_recipe("tiny", [f"target={{per: {rate}}}"])

@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from arcuate.data.prepare import prepare_store
 from arcuate.data.readers import process
 from arcuate.data.store import Store
 from arcuate.decoding.config import read_decoding_config
+from arcuate.decoding.exported.archive import open_archive, write_archive
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import read_candidates
@@ -30,6 +32,7 @@ from arcuate.evaluation.submission import read_texts
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.sweep import read_space
 from arcuate.files import read_json
+from arcuate.insight import render
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
@@ -42,6 +45,7 @@ from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.text import read_sentences
 from arcuate.models.io import load_model
 from arcuate.run import Run
+from arcuate.runtime import Decoder
 from arcuate.training.checkpoint import load_checkpoint
 from support.benchmarks import load
 from support.counts import THOROUGH
@@ -159,16 +163,35 @@ def _contents(path: Path) -> list[tuple[bytes, ...]]:
     "part",
     ["recipe.yaml", "environment.json", "metrics.jsonl", "results/val.json", "results/val.jsonl", "results/val.npz"],
 )
-def test_run_folders(tmp_path: Path, part: str) -> None:
+def test_run_folders(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without static drawings, which take a second per page; a few are drawn below."""
+    monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
+    check_run_folders(tmp_path, part, 10, 700)
+
+
+def test_drawings_of_run_folders(tmp_path: Path) -> None:
+    check_run_folders(tmp_path, "metrics.jsonl", 4, 60)
+
+
+def check_run_folders(tmp_path: Path, part: str, usual: int, thorough: int) -> None:
     shutil.copytree(GOLDEN / "run", tmp_path / "runs" / "run", ignore=shutil.ignore_patterns("checkpoints"))
     path = tmp_path / "runs" / "run" / part
 
     def read(content: bytes, folder: Path) -> None:
         path.write_bytes(content)
         list_runs(tmp_path / "runs").to_dicts()
-        report_page(read_run_data(Run(tmp_path / "runs" / "run")))
+        found = read_run_data(Run(tmp_path / "runs" / "run"))
+        if zlib.crc32(content) % 4 == 0:  # a page takes half a second
+            report_page(found)
 
-    check(read, [path.read_bytes()], tmp_path / f"run-{part.replace('/', '-')}", 10, 1200, documents=documents_of(part))
+    check(
+        read,
+        [path.read_bytes()],
+        tmp_path / f"run-{part.replace('/', '-')}",
+        usual,
+        thorough,
+        documents=documents_of(part),
+    )
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "model.json"])
@@ -198,6 +221,35 @@ def test_checkpoints(tmp_path: Path, part: str) -> None:
         assert content == seed or part == "state.json", "changed content was read"
 
     check(read, [seed], tmp_path / f"checkpoint-{part}", 30, 1000, minimum_refused=0.5, documents=documents_of(part))
+
+
+def test_exported_models(tmp_path: Path) -> None:
+    """The archive has a checksum, so a damaged one is refused."""
+    pytest.importorskip("onnxruntime", reason="exported models need the extra `export`")
+    seed = (GOLDEN / "model.arcx").read_bytes()
+
+    def read(content: bytes, folder: Path) -> None:
+        (folder / "model.arcx").write_bytes(content)
+        Decoder.load(folder / "model.arcx", warm=False)
+        assert content == seed, "changed content was read"
+
+    check(read, [seed], tmp_path / "arcx", 30, 2000, minimum_refused=0.8)
+
+
+def test_members_of_exported_models(tmp_path: Path) -> None:
+    """Descriptions, graphs and tables of an archive whose checksum is valid."""
+    pytest.importorskip("onnxruntime", reason="exported models need the extra `export`")
+    archive = open_archive(GOLDEN / "model.arcx")
+    members = {name: archive.bytes(name) for name in archive.members}
+    names = sorted(members)
+
+    def read(content: bytes, folder: Path) -> None:
+        name = names[content[0] % len(names)]
+        write_archive(folder / "model.arcx", members | {name: content[1:]})
+        Decoder.load(folder / "model.arcx", warm=False)
+
+    seeds = [bytes([i]) + members[name] for i, name in enumerate(names)]
+    check(read, seeds, tmp_path / "arcx-members", 40, 2000)
 
 
 # --- language models, lexicons, decodings, scores ---------------------------------------------------------------

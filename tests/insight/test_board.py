@@ -4,6 +4,8 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -236,3 +238,10 @@ def test_report_and_doctor_pages_in_a_browser(folder: Path, browser: Any, tmp_pa
     with opened(browser, (tmp_path / "doctor.html").as_uri(), viewport={"width": 390, "height": 844}) as page:
         page.wait_for_selector(".plot[data-drawn] svg")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_lists_and_pages_load_altair_and_fastapi_only_when_they_are_needed() -> None:
+    modules = "arcuate.insight.runs, arcuate.insight.doctor, arcuate.insight.report, arcuate.insight.board"
+    heavy = "('torch', 'altair', 'vl_convert', 'jinja2', 'fastapi', 'uvicorn')"
+    code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,7 +2,11 @@
 
 import json
 import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from arcuate.charts.images import png
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
+from arcuate.insight import render
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
@@ -35,9 +40,20 @@ def sound(path: Path) -> str:
         except UserError as error:
             return one_sentence(str(error))
         json.loads(to_json_line(diagnosis.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
-        assert diagnosis_page(diagnosis).startswith("<!DOCTYPE html>")
+        with drawn_in_part(path):
+            assert diagnosis_page(diagnosis).startswith("<!DOCTYPE html>")
         assert diagnosis.primary in VERDICTS
         return diagnosis.primary
+
+
+@contextmanager
+def drawn_in_part(path: Path) -> Iterator[None]:
+    """Static drawings for one in eight files, because each takes a tenth of a second; charts as data for all."""
+    if path.is_file() and zlib.crc32(path.read_bytes()) % 8:
+        with patch.object(render, "static_svg", lambda figure, identifier="": "<svg></svg>"):
+            yield
+    else:
+        yield
 
 
 @pytest.mark.parametrize(

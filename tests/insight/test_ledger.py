@@ -11,7 +11,7 @@ from arcuate.errors import UserError
 from arcuate.files import write_json, write_jsonl
 from arcuate.insight.ledger import escape_markdown, write_ledger
 from arcuate.insight.runs import find_runs, list_runs
-from arcuate.run import Run
+from arcuate.run import Run, open_run
 from support.cli import NO_TORCH, assert_refused
 from support.fabricate_runs import make_run, write_val, write_words
 from support.forking import arcuate
@@ -425,3 +425,26 @@ def test_damaged_word_results_are_reported(tmp_path: Path) -> None:
         write_decoded(run, 0.02)
         write_jsonl(run.results_file("val", "words"), [{"id": "x", "errors": "two", "n_words": 3}])
     assert "lacks the trial or word counts" in write_ledger(tmp_path)
+
+
+def test_finished_calibration_is_not_called_too_short(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "calibrated", ["train.steps=60"])
+    rows = [row for row in run.metrics() if row["split"] == "train" or row["step"] == 60]
+    write_jsonl(run.metrics_file, rows)
+    assert list_runs(tmp_path / "runs").entries[0].verdict == "too_short"
+    write_json(run.calibration_file, {"curve": []})
+    assert list_runs(tmp_path / "runs").entries[0].verdict == "calibrated"
+
+
+def test_folders_of_a_command_in_progress_are_not_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "first")
+    make_run(tmp_path / "runs" / ".cal1.part" / "second")
+    assert [entry.name for entry in list_runs(tmp_path / "runs")] == ["first"]
+
+
+def test_misspelt_run_gets_the_nearest_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "first")
+    with pytest.raises(UserError, match=r"did you mean .*/first\?"):
+        open_run(tmp_path / "frist")
+    with pytest.raises(UserError, match="arcuate train"):
+        open_run(tmp_path / "xyz")

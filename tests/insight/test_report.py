@@ -24,7 +24,9 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
 from arcuate.insight.render import vega_bundle
 from arcuate.insight.report import write_report
+from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.errors import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.fabricate_runs import write_words
@@ -513,3 +515,32 @@ def test_wer_of_the_log_is_drawn(tmp_path: Path) -> None:
     write_jsonl(run.metrics_file, rows)
     page, _ = report(run)
     assert "Word error rate over steps; lowest 40.0" in page and "Best word error rate in the log" in page
+
+
+def test_the_confidence_of_words_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_words(run, 0.2)
+    file = run.results_file("val", "words", "json")
+    summary = json.loads(file.read_text())
+    bins = [{"low": 0.9, "high": 1.0, "n": 80, "confidence": 0.96, "accuracy": 0.95}]
+    words = {
+        "n": 100,
+        "accuracy": 0.8,
+        "ece": 0.021,
+        "auroc": 0.93,
+        "bins": bins,
+        "risk_coverage": [[0.5, 0.0], [1.0, 0.2]],
+    }
+    measured = {"words": words, "accepted_share": 0.7, "accepted_accuracy": 0.957, "promised": 0.95}
+    write_json(file, summary | {"confidence": measured, "rate": {"words_per_minute": 61.7}})
+    page = write_report(run).read_text("utf-8")
+    assert "by 2.1\u202f% on average (ECE)" in page and "95.7\u202f% of them right" in page
+    assert "62 words per minute" in page and "Share of right words by confidence" in page
+    for damaged in (
+        "text",
+        {"words": 3},
+        {"words": {"ece": "x", "n": 1, "bins": 7}},
+        {"words": words | {"bins": [None]}},
+    ):
+        write_json(file, summary | {"confidence": damaged, "rate": 3})
+        assert confidence_section(read_run_data(run)) is None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from arcuate.decoding.exported.archive import open_archive, write_archive
+from arcuate.decoding.heads import Head
 from arcuate.experiments.export import write_export
 from arcuate.models.model import Model
 from support.live_parts import small_search
@@ -16,8 +17,15 @@ def without(*modules: str) -> str:
     return f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n"
 
 
-def export_model(path: Path, model: Model, words: bool = True, session: str | None = None, int8: bool = False) -> Path:
-    write_export(path, model, small_search() if words else None, session, int8)
+def export_model(
+    path: Path,
+    model: Model,
+    words: bool = True,
+    session: str | None = None,
+    int8: bool = False,
+    head: Head = "ctc",
+) -> Path:
+    write_export(path, model, small_search() if words else None, session, int8, head)
     return path
 
 

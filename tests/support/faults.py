@@ -114,8 +114,8 @@ def _limit(kind: Kind, at: int, cwd: str) -> None:
         n_open = max(int(name) for name in os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + at, n_open + at))
     elif kind == "memory":
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + at * 2**20,) * 2)
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (used + at * 2**20,) * 2)
     elif kind == "readonly" and os.geteuid() == 0:
         _drop_privileges()
 

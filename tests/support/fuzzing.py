@@ -124,8 +124,9 @@ def _run_child(
 
 
 def _read_all(read: Callable, contents: Sequence[bytes], start: int, folder: Path, sender: object) -> None:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
+    # writable memory; the address space that a JavaScript engine reserves for charts is never used
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + MAX_BYTES, used + MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for content in contents[start:]:
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its default action ends the process, also inside C code
@@ -228,7 +229,8 @@ def edited_tree(draw: st.DrawFn, tree: Any) -> Any:
             case "repeat" if isinstance(owner, list):
                 owner.insert(key, owner[key])
             case _ if isinstance(owner, dict):
-                owner[draw(st.text(max_size=5) | st.sampled_from([*map(str, owner)]))] = owner.pop(key)
+                name = draw(st.text(max_size=5) | st.sampled_from([*map(str, owner)]))
+                owner[name] = owner.pop(key)
     return tree
 
 

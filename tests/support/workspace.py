@@ -82,6 +82,7 @@ COMMANDS = {
     "lm export": Command(["lm", "export", "a.alm", "new.arpa"], ["new.arpa"], keep=["a.alm"]),
     "import": Command(["import", "official", "new", "--kind", "nejm"], ["new"], keep=["official"]),
     "average": Command(["average", "run"], ["run/checkpoints/average"], keep=["run/checkpoints/step-00000004"]),
+    "export": Command(["export", "run", "new.arcx", *WORDS[:4]], ["new.arcx"], keep=["run", "a.alm"]),
     "submit": Command(["submit", "test.jsonl", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]),
     "report": Command(["report", "run"], ["run/report.html"], keep=["run/results"]),
     "ledger": Command(["ledger", ".", "--out", "new.md"], ["new.md"], keep=["run"]),
@@ -141,7 +142,11 @@ def _succeed(done: Done) -> Done:
     return done
 
 
-_ABORTED_BY_LIBRARIES = ("LLVM ERROR: out of memory", "std::bad_alloc")  # C++ code that ends without memory
+_ABORTED_BY_LIBRARIES = (
+    "LLVM ERROR: out of memory",
+    "bad_alloc",
+    "process out of memory",
+)  # C++ code that ends without memory
 _WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
 
 
@@ -185,7 +190,7 @@ class Bench:
             more = self.command.again
         else:
             more = self.command.again if done.code and (folder / self.command.outputs[0]).exists() else ()
-            aborted = done.code == -6 and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
+            aborted = done.code in (-5, -6) and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
             assert done.code in (0, 2) or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
             left = temporary_files(folder)

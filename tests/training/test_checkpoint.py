@@ -1,6 +1,9 @@
 """Checkpoints: the best one, rewind targets, and damaged ones."""
 
+import errno
+import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +258,24 @@ def test_a_checkpoint_without_a_recipe_hash_is_resumed(state: TrainingState) -> 
     folder = save_at(state, 4, 1.0)
     change_state(folder, lambda s: s.pop("recipe_hash"), valid_checksum=True)
     assert resumed_step(state) == 4
+
+
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors", "training.safetensors"])
+def test_too_many_open_files_never_select_an_earlier_checkpoint(
+    state: TrainingState, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_at(state, 4, 1.0)
+    save_at(state, 8, 1.0)
+    plain = io.open
+
+    def refuse(file: Any, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith(f"step-00000008/{name}"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(file))
+        return plain(file, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)  # used by pathlib
+    with pytest.raises(UserError, match="too many files are open"):
+        resumed_step(state)
 
 
 def test_a_recorded_parent_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.models.runtime import choose_device
+from arcuate.models.config import RuntimeSettings
+from arcuate.models.runtime import choose_device, configure_runtime
 from arcuate.training import step as step_module
 from arcuate.training.environment import Distributed, init_distributed, own_device
 from arcuate.training.state import memory_mb
@@ -79,7 +80,6 @@ def test_gradients_are_averaged_on_the_gpu_of_the_rank(
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(step_module, "DistributedDataParallel", lambda module, **options: given.update(options))
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: None)
     recipe = make_recipe()
     state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
     make_encode(state.model, recipe, torch.device("cuda:3"), Distributed(3, 4))
@@ -153,10 +153,21 @@ class Part(Distributed):
         return values
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_parts_of_a_batch_add_up_to_its_metrics(batch_size: int, cohort_store: Path, tmp_path: Path) -> None:
-    """With one trial, the second process has none of its own: the trial it repeats must not count."""
-    store, recipe = Store.open(cohort_store), make_recipe(f"data.batching.batch_size={batch_size}")
+TRANSDUCER = ["transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}", "loss.rnnt.weight=0.5"]
+BY_FRAMES = [*TRANSDUCER, "loss.rnnt.reduction=half_mean_frames", "augment.random_cut=3"]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "more"), [(1, []), (5, []), (5, BY_FRAMES)], ids=["one trial", "five", "divided by frames"]
+)
+def test_parts_of_a_batch_add_up_to_its_metrics(
+    batch_size: int, more: list[str], cohort_store: Path, tmp_path: Path
+) -> None:
+    """With one trial, the second process has none of its own: the trial it repeats must not count.
+
+    A loss that is divided by the mean number of frames is divided by that of the whole batch.
+    """
+    store, recipe = Store.open(cohort_store), make_recipe(f"data.batching.batch_size={batch_size}", *more)
     state = make_state(store, recipe, tmp_path / "run")
 
     def metrics(share: tuple[int, int]) -> DeviceMetrics:
@@ -197,3 +208,24 @@ def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) ->
     monkeypatch.setattr(progress.sys, "platform", "linux")
     assert memory_mb(CPU) == 512_000.0
     assert memory_mb(torch.device("cuda:3")) == 3.0
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_every_command_sets_both_switches_of_tf32(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, tf32: bool) -> None:
+    """torch allows TF32 in cuDNN by default, so an evaluation would round more coarsely than its training."""
+    set_to: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    configure_runtime(RuntimeSettings(device="cuda", tf32=tf32, threads=torch.get_num_threads()))
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert set_to == ["high" if tf32 else "highest"]
+
+
+def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path) -> None:
+    def fail(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has …")
+
+    monkeypatch.setattr("arcuate.experiments.train.train_loop", fail)
+    with pytest.raises(UserError, match=r"Tried to allocate 20.00 GiB.*train.accumulate"):
+        train("tiny", cohort_store, tmp_path / "run", overrides=["data.workers=0"])

@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.config import find_ineffective_settings, find_small_updates
+from arcuate.training.config import find_ineffective_settings, find_update_problems
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,
@@ -168,9 +168,12 @@ def test_ineffective_settings_are_reported() -> None:
 def test_eps_that_leaves_no_updates_is_reported() -> None:
     """`tiny` at eps 0.1 cannot learn in 600 steps; the same eps with a summed loss and many steps is the '25 recipe."""
     tiny = load_recipe("tiny", ["optimizer.eps=0.1"])
-    (warning,) = find_small_updates(tiny, 500_000)
+    (warning,) = find_update_problems(tiny, 500_000)
     assert "optimizer.eps 0.1" in warning and "raise the learning rate" in warning
-    assert not list(find_small_updates(load_recipe("tiny"), 500_000))
-    assert not list(find_small_updates(load_recipe("tiny", ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]), 500_000))
+    assert not list(find_update_problems(load_recipe("tiny"), 500_000))
+    assert not list(find_update_problems(load_recipe("tiny", ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]), 500_000))
+    for changes in (["schedule.peak_lr=0.02"], ["optimizer.eps=0.1", "schedule.peak_lr=2", "train.clip_norm=null"]):
+        (warning,) = find_update_problems(load_recipe("tiny", changes), 500_000)
+        assert "lower the learning rate" in warning and "What explodes" in warning
     for name in ("b2t25-gru", "b2t24-gru", "official-exact", "mode-ssm", "b2t25-transformer"):
-        assert not list(find_small_updates(load_recipe(name), 50_000_000)), name
+        assert not list(find_update_problems(load_recipe(name), 50_000_000)), name

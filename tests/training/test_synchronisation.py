@@ -45,8 +45,11 @@ def test_one_read_per_step(case: str, cohort_store: Path, tmp_path: Path) -> Non
             assert dict(reads) == {}
             computed.read()
             assert sum(reads.values()) == 1, reads
-            apply_update(state)
+            apply_update(state, measure=True)
             finish_step(state)
             assert sum(reads.values()) == 1, reads
+            again = compute_gradients(state, encode, [batch], torch.device("cpu"), Distributed())
+            assert sum(reads.values()) == 1, reads
+        assert again.read().update_ratio is not None  # the size of the update comes with the next metrics
         if state.stage is not None:
             state.start_next_stage()

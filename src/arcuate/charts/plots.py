@@ -186,7 +186,11 @@ def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
     import altair as alt
 
     axis = alt.Axis(
-        title=title, format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d", tickCount=6, labelOverlap=True
+        title=title,
+        format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not 0k
+        tickCount=6,
+        labelOverlap=True,
     )
     return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
 
@@ -195,7 +199,7 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
     curve = line.curve
     rows: list[Row] = []
     values = [None if v is None or (log and v <= SMALLEST) else v for v in curve.median]
-    steps = [int(step) if float(step).is_integer() else step for step in curve.steps]
+    steps = [_plain_step(step) for step in curve.steps]
     for i, (step, value, low, high) in enumerate(zip(steps, values, curve.low, curve.high, strict=True)):
         if value is None:
             rows.append({"series": line.name, "step": step, "value": None})
@@ -211,6 +215,11 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
     return rows
 
 
+def _plain_step(step: float) -> float:
+    """A step as an integer, if JavaScript can represent it as one."""
+    return int(step) if abs(step) < 2**53 and float(step).is_integer() else float(step)
+
+
 def rounded(value: float) -> float:
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
@@ -220,14 +229,16 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     import altair as alt
 
     low = y.domain[0] if y.domain else 0.0
-    row = {"step": step, "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
+    row = {"step": _plain_step(step), "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
-    text = base.mark_text(
-        align="right" if right else "left", dy=-14, dx=4 if right else -4, fontWeight=600, color=colour("ink")
-    )
-    return [ring, text.encode(text="text:N")]
+    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 4 if right else -4}
+    text = [
+        base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
+        for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
+    ]
+    return [*text, ring]
 
 
 def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
@@ -245,7 +256,7 @@ def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
 
     layers: list[Chart] = []
     for i, (step, event) in enumerate(marks):
-        data = alt.Data(values=[{"step": step, "event": event}])
+        data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
         base = alt.Chart(data).encode(x="step:Q")
         right = step > last / 2
         text = base.mark_text(
@@ -522,6 +533,35 @@ def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: M
     return _finish(chart, title, label, 200, **{"hidden": [], key: ""})
 
 
+def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str]) -> Chart:
+    """Points with `value`, `per`, `state`, `number` and `text`; text values are categories, wide ranges logarithmic."""
+    import altair as alt
+
+    values = [row["value"] for row in rows]
+    numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    wide = numeric and min(values) > 0 and max(values) / min(values) > 30
+    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(alt.Axis(title=x_title, labelOverlap=True, tickCount=6))
+    if numeric:
+        x = x.scale(type="log") if wide else x.scale(zero=False)
+    chart = (
+        alt.Chart(alt.Data(values=[row if numeric else {**row, "value": str(row["value"])} for row in rows]))
+        .transform_filter("indexof(hidden, datum.state) < 0")
+        .mark_circle(size=70, opacity=0.8)
+        .encode(
+            x=x,
+            y=ValueAxis(percent=True).encode("per"),
+            color=alt.Color("state:N").scale(domain=list(colours), range=[colour(c) for c in colours.values()]),
+            tooltip=[
+                alt.Tooltip("number:Q", title="trial"),
+                alt.Tooltip("per:Q", title="PER", format=".2%"),
+                alt.Tooltip("state:N"),
+                alt.Tooltip("text:N", title="settings"),
+            ],
+        )
+    )
+    return _finish(chart, title, title, HEIGHT, hidden=[])
+
+
 def image_chart(
     values: np.ndarray, columns: Sequence[str], *, title: str, label: str, y_title: str, height: int
 ) -> "alt.LayerChart":
@@ -578,7 +618,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
     x = (
         alt.X("estimate:Q")
         .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title="← better    percentage points of PER    worse →", format="+~g", titleAnchor="middle"))
+        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~g", tickCount=6, titleAnchor="middle"))
     )
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")
@@ -613,7 +653,7 @@ def dot_chart(groups: Sequence[tuple[str, Sequence[float]]], *, title: str, labe
     y = alt.Y("name:N", sort=None).scale(domain=[name for name, _ in groups]).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150)
     )  # fmt: skip
-    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%"))
+    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%", tickCount=6))
     dots = alt.Chart(alt.Data(values=rows)).mark_circle(size=75, opacity=0.75, color=colour("blue"))
     bars = alt.Chart(alt.Data(values=means)).mark_tick(thickness=2.4, size=20, color=colour("ink"))
     text = alt.Chart(alt.Data(values=means)).mark_text(dy=-15, fontSize=11.5, color=colour("ink"))

@@ -19,7 +19,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 
 COMMANDS = (  # in the order of the workflow; every command has a module of its name
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
-    *("sweep", "ablate", "evaluate", "calibrate", "drift", "decode", "tune"),
+    *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
 )
@@ -37,6 +37,17 @@ class _OrderedGroup(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         known = super().list_commands(ctx)
         return sorted(known, key=lambda name: COMMANDS.index(name) if name in COMMANDS else len(COMMANDS))
+
+
+class WithDefault(typer.core.TyperGroup):
+    """Group of commands whose first one may be left out: `arcuate sweep RECIPE …` is `arcuate sweep run RECIPE …`."""
+
+    default = "run"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
 
 class SeveralNumbers(typer.core.TyperCommand):

@@ -1,5 +1,6 @@
 """`arcuate bench`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,9 +20,9 @@ from arcuate.cli.app import (
     WeightsFile,
     app,
 )
-from arcuate.cli.console import emit_json, out, progress
+from arcuate.cli.console import emit_json, out, percent, print_table, progress
 
-_bench_app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+_bench_app = typer.Typer(help="Measure speed on this machine, and robustness.", no_args_is_help=True)
 app.add_typer(_bench_app, name="bench")
 
 
@@ -64,3 +65,39 @@ def bench_live(
             progress=report,
         )
     emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)
+
+
+@_bench_app.command("robustness")
+def robustness(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    split: Annotated[str, typer.Option(help="val, test, dev or train.")] = "val",
+    data: Annotated[Path | None, typer.Option(help="Store; default: the store of the training run.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
+    corruption: Annotated[list[str] | None, typer.Option(help="Only this corruption; may be repeated.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Largest number of trials; 0 = all.")] = 100,
+    defences: Annotated[bool, typer.Option("--defences/--no-defences", help="Also measure the defences.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the corruptions.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the error rate on corrupted input: dead or permuted channels, drift, lost packets, noise."""
+    from arcuate.evaluation.robustness import bench_robustness
+
+    with progress("loading") as report:
+        result = bench_robustness(
+            run,
+            split=split,
+            data=data,
+            checkpoint=checkpoint,
+            corruptions=corruption or (),
+            defend=defences,
+            n_trials=trials or None,
+            seed=seed,
+            progress=report,
+        )
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    names = list(result.mce)
+    rows = [(e.name, *(percent(e.mean(name)) for name in names)) for e in result.corruptions]
+    print_table(("PER, mean of severities", *names), rows, title=f"Robustness ({split})", right=names)
+    out.print(result.summary(), soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Json, LexiconFile, LmFile, ModelPath, NoWords, WeightsFile, app
+from arcuate.cli.app import Head, Json, LexiconFile, LmFile, ModelPath, NoWords, WeightsFile, app
 from arcuate.cli.console import emit_json, out, progress
 
 
@@ -23,6 +23,7 @@ def export(
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",
     config: WeightsFile = None,
+    head: Head = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
     data: Annotated[
         Path | None, typer.Option("--data", help="Store for --int8 and --web; default: that of the run.")
@@ -49,6 +50,7 @@ def export(
             lexicon=lexicon,
             decoding=config,
             checkpoint=checkpoint,
+            head=head,
             data=data,
             web=web,
             ort_web=ort_web,

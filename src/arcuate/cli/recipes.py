@@ -7,23 +7,31 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.app import Json, OverrideList, RecipeName, WithSettings, app, complete_recipe
-from arcuate.cli.console import emit_json, out, print_table
+from arcuate.cli.console import emit_json, out, print_table, say
 
 _recipes_app = typer.Typer(help="List the recipes, show one, diff two, list all settings.", no_args_is_help=True)
 app.add_typer(_recipes_app, name="recipes")
 
 
 @_recipes_app.command("list")
-def recipes_list(as_json: Json = False) -> None:
-    """List the packaged recipes."""
-    from arcuate.experiments.recipe import list_recipes
+def recipes_list(
+    show_all: Annotated[bool, typer.Option("--all", help="Also list the recipes of documented runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the packaged recipes by group."""
+    from arcuate.experiments.recipe import DOCUMENTED_RUNS, RECIPE_GROUPS, list_recipes
 
     entries = list_recipes()
     if as_json:
         emit_json({"recipes": entries})
         return
-    rows = [(entry.name, entry.extends or "", entry.summary or "") for entry in entries]
-    print_table(("recipe", "extends", "summary"), rows)
+    for group in RECIPE_GROUPS:
+        members = [entry for entry in entries if entry.group == group]
+        if group == DOCUMENTED_RUNS and not show_all:
+            say(f"{len(members)} recipes of {group} are not listed; add --all")
+            continue
+        rows = [(entry.name, entry.extends or "", entry.summary or "") for entry in members]
+        print_table(("recipe", "extends", "summary"), rows, title=group)
 
 
 @_recipes_app.command("show", cls=WithSettings)

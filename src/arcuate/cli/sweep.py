@@ -6,15 +6,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Json, OverrideList, RecipeName, StorePath, WithSettings, app
+from arcuate.cli.app import Json, OverrideList, RecipeName, StorePath, WithDefault, WithSettings, app
 from arcuate.cli.console import emit_json, out, percent, print_table, say
 
 if TYPE_CHECKING:
     from arcuate.experiments.sweep import SweepResult, SweepTrial
 
 
-@app.command(cls=WithSettings)
-def sweep(
+_sweep_app = typer.Typer(
+    help="Search for better settings: `arcuate sweep RECIPE SPACE …`, and the status of a search.",
+    cls=WithDefault,
+    no_args_is_help=True,
+)
+app.add_typer(_sweep_app, name="sweep")
+
+StorageUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        envvar="ARCUATE_STORAGE",
+        show_envvar=True,
+        help="Database that keeps the study, postgresql://USER@HOST/DATABASE or sqlite:///FILE; or grpc://HOST:PORT.",
+    ),
+]
+
+
+@_sweep_app.command(cls=WithSettings)
+def run(
     recipe: RecipeName,
     space: Annotated[Path, typer.Argument(help="YAML file: settings, each with a range or choices.")],
     overrides: OverrideList = None,
@@ -22,12 +40,24 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Sweep folder; one run folder per configuration.")] = ...,  # type: ignore[assignment]
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of configurations over all workers.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the proposed settings.")] = 0,
+    storage: StorageUrl = None,
+    heartbeat: Annotated[
+        int,
+        typer.Option(min=1, help="With a database: seconds between heartbeats; after four missing, a worker is dead."),
+    ] = 30,
     as_json: Json = False,
 ) -> None:
-    """Search for better settings. Start the same command several times to run workers in parallel."""
-    from arcuate.experiments.sweep import sweep as run_sweep
+    """Search for better settings; `run` may be omitted. Start the same command several times for parallel workers."""
+    from arcuate.experiments.sweep import sweep
 
-    result = run_sweep(recipe, space, data, out, overrides=overrides or [], n_trials=trials, seed=seed)
+    result = sweep(
+        *(recipe, space, data, out),
+        overrides=overrides or [],
+        n_trials=trials,
+        seed=seed,
+        storage=storage,
+        heartbeat_s=heartbeat,
+    )
     if as_json:
         emit_json(result.to_dict())
     else:
@@ -38,19 +68,42 @@ def sweep(
     raise typer.Exit(1 if all(t.state == "fail" for t in result.trials) else 0)
 
 
+@_sweep_app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(help="Sweep folder; with --storage only its name counts.")],
+    storage: StorageUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show the trials of a sweep while it runs, from any machine."""
+    from arcuate.experiments.sweep import sweep_status
+
+    result = sweep_status(folder, storage)
+    if as_json:
+        emit_json(result.to_dict())
+        return
+    _print_result(result)
+    done = sum(t.state in ("complete", "pruned") for t in result.trials)
+    say(f"{done} of {result.n_trials or 'unknown'} trials are complete or pruned")
+
+
 def _print_result(result: "SweepResult") -> None:
     rows = [
-        (str(t.number), t.state, percent(t.per), "\n".join(t.overrides), t.reason or "")
+        (str(t.number), t.state, percent(t.per), _where(t), "\n".join(t.overrides), t.reason or "")
         for t in sorted(result.trials, key=_rank)
     ]
-    print_table(("trial", "state", "PER", "settings", "reason"), rows, fold=True)
+    print_table(("trial", "state", "PER", "step", "settings", "reason"), rows, fold=True)
     if running := sum(t.state == "running" for t in result.trials):
-        say(f"{running} still running in other workers")
+        say(f"{running} still running")
     if result.best is None or result.command is None:
         say("no trial is complete")
         return
     out.print(f"\nbest: trial {result.best.number}, PER {percent(result.best.per)}, {result.best.run}")
     out.print(shlex.join(result.command), markup=False, soft_wrap=True)
+
+
+def _where(trial: "SweepTrial") -> str:
+    step = "" if trial.step is None else str(trial.step)
+    return f"{step} on {trial.host}".strip() if trial.state == "running" and trial.host else step
 
 
 def _rank(trial: "SweepTrial") -> tuple[bool, float, int]:

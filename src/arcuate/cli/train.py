@@ -7,6 +7,7 @@ import typer
 
 from arcuate.cli.app import Json, OverrideList, RecipeName, StorePath, WithSettings, app
 from arcuate.cli.console import TrainingDisplay, counted, emit_json, say
+from arcuate.errors import UserError
 
 
 @app.command(cls=WithSettings)
@@ -29,6 +30,9 @@ def train(
         int | None,
         typer.Option(min=1, max=1000, help="Train N seeds, each into RUN/seed-K, and report the spread."),
     ] = None,
+    only: Annotated[
+        int | None, typer.Option("--only", min=0, help="With --seeds: train only this one of them, counted from 0.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model from a recipe on prepared data."""
@@ -47,6 +51,8 @@ def train(
         "progress": display.report,
     }
     if seeds is None:
+        if only is not None:
+            raise UserError("--only needs --seeds: it selects one of them")
         from arcuate.experiments.train import train as train_recipe
 
         result = train_recipe(recipe, data, run, **options)
@@ -55,7 +61,7 @@ def train(
         raise typer.Exit(128 + result.signal if result.signal else 0)
     from arcuate.experiments.multi_seed import train_seeds
 
-    summary = train_seeds(recipe, data, run, seeds, **options)
+    summary = train_seeds(recipe, data, run, seeds, only=only, **options)
     if dry_run:
         say(f"{counted(seeds, 'seed')}: {summary.seeds[0].run.path} … {summary.seeds[-1].run.path}")
     _print_result(summary.to_dict(), dry_run, as_json)

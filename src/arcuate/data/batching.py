@@ -138,6 +138,7 @@ class Batch:
     position: int  # index in the training sequence; 0 outside training
     n_counted: int  # trials that enter the loss; 0 if a process without trials of its own repeats one
     n_trials: int  # trials of the batch over all processes that share it
+    all_lengths: tuple[int, ...] = ()  # their numbers of bins, on the host
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -194,6 +195,7 @@ def collate(
         position,
         len(trials),
         len(trials),
+        tuple(n_bins),
     )
 
 
@@ -236,7 +238,7 @@ class PlannedBatches(Dataset[Batch]):
         drawn = [self.trials[i] for i in self.plan.draw(position)]
         own = drawn[self.rank :: self.size]
         batch = collate(self.store, own or drawn[:1], self.sessions, self.spec, position)
-        return replace(batch, n_counted=len(own), n_trials=len(drawn))
+        return replace(batch, n_counted=len(own), n_trials=len(drawn), all_lengths=tuple(t.n_bins for t in drawn))
 
 
 def training_batches(

@@ -26,23 +26,28 @@ separately trained model of the training labels instead.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.heads import (
+    MAX_SYMBOLS,
+    TRANSDUCER_BEAM,
+    Head,
+    HeadWeights,
+    TransducerHead,
+    array_head,
+    to_array,
+)
 from arcuate.decoding.hypothesis import Hypothesis, greedy
-from arcuate.decoding.lattice import score_sequences
-from arcuate.decoding.transducer import MAX_SYMBOLS, TRANSDUCER_BEAM, Head, HeadWeights, rescore
+from arcuate.decoding.lattice import rescore, score_sequences
 from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
-from arcuate.models.transducer import Transducer
 
 if TYPE_CHECKING:  # its Numba kernels cost half a second that a search for tokens does not need
+    from arcuate.decoding.config import DecodingConfig
     from arcuate.decoding.word_search.search import WordSearch, WordState
 
 _LAG_COST = 2.0  # nats per token that the CTC path has not emitted yet
@@ -79,8 +84,8 @@ class _Beam:
     tokens: list[tuple[int, ...]]
     scores: np.ndarray  # (n,) of the transducer
     ctc: list[_CtcScore]
-    predicted: Tensor  # (n, W)
-    predictor: Tensor  # one row per hypothesis
+    predicted: np.ndarray  # (n, W)
+    predictor: np.ndarray  # one row per hypothesis
 
     @property
     def partial_scores(self) -> np.ndarray:
@@ -103,27 +108,30 @@ class JointState:
 class JointBeamSearch:
     """Beam search with at most `width` hypotheses per frame, ranked by both heads."""
 
-    head: Transducer
+    head: Any  # TransducerHead, or a torch module that has one
     width: int = TRANSDUCER_BEAM
     max_symbols: int = MAX_SYMBOLS
     weights: HeadWeights = field(default_factory=HeadWeights)
 
-    def search(self, frames: Tensor, log_probs: np.ndarray) -> list[Hypothesis]:
+    @property
+    def _head(self) -> TransducerHead:
+        return array_head(self.head)
+
+    def search(self, frames: Any, log_probs: np.ndarray) -> list[Hypothesis]:
         """Decode a complete trial, encoder frames (F, D) and CTC log-probabilities (F, V), into an n-best list."""
         return self.finish(self.step(self.start(), frames, log_probs))
 
-    @torch.inference_mode()
     def start(self) -> JointState:
-        predicted, predictor = self.head.start(1)
+        predicted, predictor = self._head.start(1)
         beam = _Beam([()], np.zeros(1), [_EMPTY], predicted, predictor)
-        return JointState(beam, np.zeros((0, self.head.output.out_features)))
+        return JointState(beam, np.zeros((0, self._head.n_classes)))
 
-    @torch.inference_mode()
-    def step(self, state: JointState, frames: Tensor, log_probs: np.ndarray) -> JointState:
+    def step(self, state: JointState, frames: Any, log_probs: np.ndarray) -> JointState:
         """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
         # One frame at a time, so that rounding does not depend on how the frames were divided.
-        for frame, row in zip(frames, np.asarray(log_probs, np.float64), strict=True):
-            state = self._step_frame(state, self.head.encoder_proj(frame), row)
+        head = self._head
+        for frame, row in zip(to_array(frames), np.asarray(log_probs, np.float64), strict=True):
+            state = self._step_frame(state, head.project(frame[None]), row)
         return state
 
     def finish(self, state: JointState) -> list[Hypothesis]:
@@ -148,7 +156,7 @@ class JointBeamSearch:
             return self.weights.transducer * transducer
         return self.weights.transducer * transducer + self.weights.ctc * ctc
 
-    def _step_frame(self, state: JointState, frame: Tensor, row: np.ndarray) -> JointState:
+    def _step_frame(self, state: JointState, frame: np.ndarray, row: np.ndarray) -> JointState:
         """Process one frame: emit tokens as long as they help, then the blank to the next frame."""
         kept = np.concatenate([state.log_probs, row[None]])
         before = state.beam
@@ -156,7 +164,8 @@ class JointBeamSearch:
         levels: list[_Beam] = []  # hypotheses that emitted 0, 1, … tokens at this frame and take the blank
         waiting = np.zeros(0)
         for emitted in range(self.max_symbols + 1):
-            log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted).double().cpu().numpy()
+            logits, norms = self._head.join(frame, active.predicted)
+            log_probs = active.scores[:, None] + (logits[0] - norms[0][:, None]).astype(np.float64)
             levels.append(replace(active, scores=log_probs[:, BLANK]))
             waiting = np.concatenate([waiting, self._totals(levels[-1].scores, active.partial_scores)])
             if emitted == self.max_symbols:
@@ -184,9 +193,7 @@ class JointBeamSearch:
             return None
         best = np.argsort(-totals, kind="stable")[: self.width]
         rows, classes = rows[best], classes[best]
-        device = active.predicted.device
-        states = active.predictor[torch.from_numpy(rows).to(device)]
-        predicted, predictor = self.head.step(states, torch.from_numpy(classes).to(device))
+        predicted, predictor = self._head.step(active.predictor[rows], classes)
         sequences = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
         return _Beam(sequences, scores[best], [longer[i] for i in best.tolist()], predicted, predictor)
 
@@ -202,19 +209,18 @@ class JointBeamSearch:
         ctc = [levels[level].ctc[row] for level, row in sources.values()]
         ranked = self._totals(np.array(list(totals.values())), np.array([c.partial_score for c in ctc]))
         best = sorted(np.argsort(-ranked, kind="stable")[: self.width].tolist())  # grouped by level
-        parts: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
         for index, level in enumerate(levels):
             picked = [sources[sequences[i]][1] for i in best if sources[sequences[i]][0] == index]
             if picked:
-                rows = torch.tensor(picked, device=level.predicted.device)
-                parts.append((level.predicted[rows], level.predictor[rows]))
+                parts.append((level.predicted[picked], level.predictor[picked]))
         shorter, frames = _forget([ctc[i] for i in best], kept_frames)
         beam = _Beam(
             [sequences[i] for i in best],
             np.array([totals[sequences[i]] for i in best]),
             shorter,
-            parts[0][0] if len(parts) == 1 else torch.cat([predicted for predicted, _ in parts]),
-            parts[0][1] if len(parts) == 1 else torch.cat([state for _, state in parts]),
+            parts[0][0] if len(parts) == 1 else np.concatenate([predicted for predicted, _ in parts]),
+            parts[0][1] if len(parts) == 1 else np.concatenate([state for _, state in parts]),
         )
         return JointState(beam, frames)
 
@@ -316,7 +322,7 @@ class HeadOutputs:
     """Model outputs of one trial, or of some frames of it."""
 
     log_probs: np.ndarray  # (F, V) of the CTC head
-    frames: Tensor  # (F, D) of the encoder
+    frames: Any  # (F, D) of the encoder, a tensor or an array
 
     def __len__(self) -> int:
         return len(self.log_probs)
@@ -333,7 +339,8 @@ class TokenState:
     def complete(self) -> HeadOutputs:
         """Outputs of all frames; there must be at least one."""
         return HeadOutputs(
-            np.concatenate([o.log_probs for o in self.outputs]), torch.cat([o.frames for o in self.outputs])
+            np.concatenate([o.log_probs for o in self.outputs]),
+            np.concatenate([to_array(o.frames) for o in self.outputs]),
         )
 
 
@@ -344,7 +351,7 @@ class JointTokenSearch:
     With `HeadWeights(ctc=0)` the transducer decides alone.
     """
 
-    head: Transducer
+    head: Any  # TransducerHead, or a torch module that has one
     width: int = TRANSDUCER_BEAM
     weights: HeadWeights = field(default_factory=HeadWeights)
 
@@ -377,10 +384,10 @@ class JointTokenSearch:
         trial, candidates = state.complete, [h.tokens for h in found]
         if self.weights.ctc:
             candidates.append(tuple(greedy(trial.log_probs)))
-        return rescore(self.head, trial.frames, torch.from_numpy(trial.log_probs), candidates, self.weights)[:n_best]
+        return rescore(self.head, trial.frames, trial.log_probs, candidates, self.weights)[:n_best]
 
 
-def token_search(head: Transducer, name: Head, width: int = TRANSDUCER_BEAM) -> JointTokenSearch:
+def token_search(head: Any, name: Head, width: int = TRANSDUCER_BEAM) -> JointTokenSearch:
     """Search for tokens by the transducer (`transducer`), or by both heads (`both`)."""
     return JointTokenSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
 
@@ -399,12 +406,12 @@ class JointWordSearch:
 
     words: "WordSearch"
     lexicon: Lexicon
-    head: Transducer
+    head: Any  # TransducerHead, or a torch module that has one
     weights: HeadWeights | None = None  # None: those of the settings
-    ranking: DecodingConfig | None = None  # settings of the final ranking, if not those of the word search
+    ranking: "DecodingConfig | None" = None  # settings of the final ranking, if not those of the word search
 
     @property
-    def settings(self) -> DecodingConfig:
+    def settings(self) -> "DecodingConfig":
         return self.ranking or self.words.settings
 
     @property
@@ -443,11 +450,11 @@ class JointWordSearch:
             return list(candidates.values())[:n_best]
         return self.rank(self.score(state.tokens.complete, candidates))[:n_best]
 
-    def with_settings(self, settings: DecodingConfig) -> "JointWordSearch":
+    def with_settings(self, settings: "DecodingConfig") -> "JointWordSearch":
         """The same models with other settings."""
         return replace(self, words=self.words.with_settings(settings))
 
-    def with_ranking(self, settings: DecodingConfig) -> "JointWordSearch":
+    def with_ranking(self, settings: "DecodingConfig") -> "JointWordSearch":
         """The same search for candidates, ranked with the weights of other settings."""
         return replace(self, ranking=settings)
 
@@ -509,7 +516,7 @@ class JointWordSearch:
         return replace(candidate, scores={**scores, "acoustic": acoustic, "bonus": bonus}, total=total)
 
 
-def word_search(words: "WordSearch", lexicon: Lexicon, head: Transducer, name: Head) -> JointWordSearch:
+def word_search(words: "WordSearch", lexicon: Lexicon, head: Any, name: Head) -> JointWordSearch:
     """Search for words by the transducer (`transducer`), or by both heads (`both`, weighted as in the settings)."""
     return JointWordSearch(words, lexicon, head, None if name == "both" else HeadWeights(ctc=0.0))
 

@@ -8,15 +8,16 @@ times prefixes; memory does not grow with the number of frames.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
+from arcuate.decoding.heads import HeadWeights, TransducerHead, array_head, predict_prefixes, to_array
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.errors import UserError
 from arcuate.language.jit import njit
-from arcuate.models.transducer import Transducer
 
 _JOINED = 1 << 21  # activations of the joiner computed at a time
 
@@ -54,27 +55,26 @@ def _build_tree(sequences: Iterable[Sequence[int]]) -> _PrefixTree:
     return _PrefixTree(np.array(parents, np.int64), np.array(tokens, np.int64), np.array(ends, np.int64))
 
 
-@torch.inference_mode()
 def score_sequences(
-    head: Transducer,
-    frames: Tensor,  # (F, D) of the encoder
+    head: Any,  # TransducerHead, or a torch module that has one
+    frames: Any,  # (F, D) of the encoder
     log_probs: np.ndarray,  # (F, V) of the CTC head
     sequences: Sequence[Sequence[int]],
 ) -> HeadScores:
     """Log-probability of every token sequence under each head, summed over all alignments."""
-    tree = _build_tree(sequences)
-    predicted, rows = head.predict_prefixes(torch.from_numpy(tree.parents), torch.from_numpy(tree.tokens))  # (R, W)
-    node_rows, ctc = rows.numpy(), np.ascontiguousarray(log_probs, np.float64)
+    head, tree = array_head(head), _build_tree(sequences)
+    predicted, node_rows = predict_prefixes(head, tree.parents, tree.tokens)  # (R, W)
+    ctc = np.ascontiguousarray(log_probs, np.float64)
     arrived = np.full(len(tree.parents), NEG_INF)
     on_token, on_blank = arrived.copy(), arrived.copy()
     arrived[0] = on_blank[0] = 0.0
-    projected = head.encoder_proj(frames)
-    n_joined = max(1, _JOINED // max(1, predicted.numel()))
-    for first in range(0, len(frames), n_joined):
-        logits = head.output(torch.tanh(projected[first : first + n_joined, None] + predicted)).float()  # (f, R, V)
+    projected = head.project(to_array(frames))
+    n_joined = max(1, _JOINED // max(1, predicted.size))
+    for first in range(0, len(projected), n_joined):
+        logits, norms = head.join(projected[first : first + n_joined], predicted)  # (f, R, V), (f, R)
         _run_lattices(
-            logits.cpu().numpy(),
-            logits.logsumexp(-1).cpu().numpy(),
+            logits,
+            norms,
             ctc[first : first + n_joined],
             tree.parents,
             tree.tokens,
@@ -84,20 +84,38 @@ def score_sequences(
             on_blank,
         )
     ctc_scores = np.logaddexp(on_token, on_blank)
-    ilm = _sum_over_prefixes(_internal_scores(head, predicted).cpu().numpy(), tree.parents, tree.tokens, node_rows)
+    ilm = _sum_over_prefixes(_internal_scores(head, predicted), tree.parents, tree.tokens, node_rows)
     return HeadScores(arrived[tree.ends], ctc_scores[tree.ends], ilm[tree.ends])
 
 
-def _internal_scores(head: Transducer, predicted: Tensor) -> Tensor:
+def rescore(
+    head: Any,  # TransducerHead, or a torch module that has one
+    frames: Any,  # (F, D)
+    log_probs: Any,  # (F, V) of the CTC head
+    token_sequences: Iterable[Sequence[int]],
+    weights: HeadWeights = HeadWeights(),
+) -> list[Hypothesis]:
+    """Score token sequences exactly with both heads; best first."""
+    candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
+    if not candidates:
+        raise UserError("no hypothesis to rescore; pass the n-best list of at least one search")
+    scores = score_sequences(head, frames, to_array(log_probs), candidates)
+    transducer, ctc = scores.transducer.tolist(), scores.ctc.tolist()
+    totals = [weights.total(t, c) for t, c in zip(transducer, ctc, strict=True)]
+    order = sorted(range(len(candidates)), key=lambda i: -totals[i])
+    return [Hypothesis(candidates[i], {"transducer": transducer[i], "ctc": ctc[i]}, total=totals[i]) for i in order]
+
+
+def _internal_scores(head: TransducerHead, predicted: np.ndarray) -> np.ndarray:
     """Log-probability of each token after each prediction, without acoustic input. (R, V)
 
     Internal language model estimation: the encoder output is set to zero (Variani et al. 2020, Meng et al. 2021), and
     the blank is excluded, because it carries no information about the next token.
     """
-    silent = head.encoder_proj(predicted.new_zeros(head.encoder_proj.in_features))
-    logits = head.output(torch.tanh(silent + predicted)).double()
-    logits[:, BLANK] = -torch.inf
-    return logits.log_softmax(-1)
+    logits = head.join(head.silent_frame()[None], predicted)[0][0].astype(np.float64)
+    logits[:, BLANK] = NEG_INF
+    highest = logits.max(axis=1, keepdims=True)
+    return logits - (highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)))
 
 
 @njit(cache=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
 from arcuate.errors import UserError
-from arcuate.files import read_npz, save_npz
+from arcuate.files import check_resources, read_npz, save_npz
 
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
 
@@ -134,6 +134,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         arrays = read_npz(path, ("logp", "lengths", "classes", "trials"))
     except (OSError, ValueError) as error:
+        check_resources(error, path)
         raise UserError(f"{path} is not a readable .npz file of frame log-probabilities: {error}") from None
     missing = [key for key in ("logp", "lengths") if key not in arrays]
     if missing:

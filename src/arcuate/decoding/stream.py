@@ -63,9 +63,13 @@ class SentenceStream:
     adapter: Any = None  # of a stream that adapts online
     _now: SentenceState
 
-    def __init__(self, layout: ModelLayout, search: Any, lock: threading.Lock, session: str | None) -> None:
+    def __init__(
+        self, layout: ModelLayout, search: Any, lock: threading.Lock, session: str | None, joint: Any = None
+    ) -> None:
         self.layout = layout
-        self._searcher = search  # of words, of tokens or None; streams share it
+        self._words = search  # WordSearch, or None: phonemes are decoded
+        self._joint = joint  # JointWordSearch or JointTokenSearch, if the transducer is used
+        self._searcher = joint or search
         self._lock = lock  # a search has one set of work buffers
         self._past = _initial_statistics(None, layout.n_channels)
         self._statistics: Statistics | None = None
@@ -87,16 +91,26 @@ class SentenceStream:
 
     def _search_frames(self, state: Any, frames: NewFrames) -> Any:
         """State of the search after new frames."""
-        return self._searcher.step(state, frames.log_probs[:, self.layout.columns])
+        if self._joint is None:
+            return self._searcher.step(state, frames.log_probs[:, self.layout.columns])
+        from arcuate.decoding.joint import HeadOutputs  # its Numba kernels cost half a second
+
+        return self._joint.step(state, HeadOutputs(frames.log_probs, frames.transducer_input))
 
     @property
     def decodes_words(self) -> bool:
         """Whether the search is for words; otherwise partial texts are phonemes."""
-        return self._searcher is not None
+        return self._words is not None
 
     def _tokens(self) -> tuple[int, ...]:
         """Phonemes so far."""
-        return tuple(greedy(self.log_probs()))
+        if self._joint is None:
+            return tuple(greedy(self.log_probs()))
+        state = self._now.search
+        found: tuple[int, ...] = (
+            self._joint.partial(state) if self._words is None else self._joint.token_search.partial(state.tokens)
+        )
+        return found
 
     # --- use ----------------------------------------------------------------------------------------------
 
@@ -146,6 +160,9 @@ class SentenceStream:
 
     def push_log_probs(self, log_probs: np.ndarray) -> Partial:
         """Decode frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
+        if self._joint is not None:
+            head = self.engine.head
+            raise UserError(f"--head {head} needs bins, but log-probabilities were given; use --head ctc")
         self._advance(NewFrames(check_log_probs(log_probs, self.layout.classes)), self._now.model, None)
         return self.partial()
 
@@ -164,7 +181,11 @@ class SentenceStream:
 
     def partial_nbest(self, n: int) -> list[Hypothesis]:
         """Return the best hypotheses so far, cheaply: during a sentence, words come from the CTC head."""
-        return self.nbest(n)
+        if self._joint is None or self._words is None:
+            return self.nbest(n)
+        with self._lock:
+            found: list[Hypothesis] = self._words.finish(self._now.search.words, n)
+        return found
 
     def nbest(self, n: int) -> list[Hypothesis]:
         """Return the best hypotheses if the sentence ended here, best first."""

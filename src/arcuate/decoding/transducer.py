@@ -1,4 +1,4 @@
-"""Transducer (RNN-T) decoding: greedy search, beam search (Graves 2012), and exact rescoring by both heads.
+"""Transducer (RNN-T) decoding: greedy search and beam search (Graves 2012).
 
 At each frame a hypothesis emits up to `max_symbols` tokens and then takes the blank to the next frame; the prediction
 network advances on tokens only. Unlike Graves' algorithm the beam is synchronous in frames: hypotheses are expanded
@@ -7,23 +7,18 @@ beam the scores are exact sums over all alignments with at most `max_symbols` to
 `start / step / finish` with immutable states; decoding a complete trial is one `step`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
+from arcuate.decoding.heads import MAX_SYMBOLS
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.models.transducer import Transducer
-
-Head = Literal["ctc", "transducer", "both"]
-HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
-TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
-MAX_SYMBOLS = 4  # tokens per frame
 
 
 @dataclass(frozen=True)
@@ -182,47 +177,8 @@ def collect_hypotheses(
     )
 
 
-@dataclass(frozen=True)
-class HeadWeights:
-    """Weights of the two heads in a joint score."""
-
-    ctc: float = 0.3
-    transducer: float = 1.0
-
-    def total(self, transducer: float, ctc: float) -> float:
-        """Weighted sum; a head without weight may rule a hypothesis out, where 0 · −inf would be NaN."""
-        return (self.transducer * transducer if self.transducer else 0.0) + (self.ctc * ctc if self.ctc else 0.0)
-
-
-def rescore(
-    head: Transducer,
-    frames: Tensor,  # (F, D)
-    log_probs: Tensor,  # (F, V) of the CTC head
-    token_sequences: Iterable[Sequence[int]],
-    weights: HeadWeights = HeadWeights(),
-) -> list[Hypothesis]:
-    """Score token sequences exactly with both heads; best first."""
-    from arcuate.decoding.lattice import score_sequences  # its Numba kernels cost half a second
-
-    candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
-    if not candidates:
-        raise UserError("no hypothesis to rescore; pass the n-best list of at least one search")
-    scores = score_sequences(head, frames, log_probs.float().cpu().numpy(), candidates)
-    transducer, ctc = scores.transducer.tolist(), scores.ctc.tolist()
-    totals = [weights.total(t, c) for t, c in zip(transducer, ctc, strict=True)]
-    order = sorted(range(len(candidates)), key=lambda i: -totals[i])
-    return [Hypothesis(candidates[i], {"transducer": transducer[i], "ctc": ctc[i]}, total=totals[i]) for i in order]
-
-
 def require_transducer(head: Transducer | None, where: str) -> Transducer:
     """Return the head, or raise UserError if the model has none."""
     if head is None:
         raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
     return head
-
-
-def check_head(name: str) -> Head:
-    """Return the name of a head, or raise UserError."""
-    if name not in HEAD_NAMES:
-        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
-    return name

@@ -10,11 +10,12 @@ import numpy as np
 
 from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
+from arcuate.decoding.heads import Head, check_head
 from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
-from arcuate.decoding.transducer import Head, check_head
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
@@ -46,11 +47,9 @@ from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from arcuate.data.store import TrialInfo
     from arcuate.decoding.joint import HeadOutputs, JointWordSearch
     from arcuate.evaluation.causal import CausalPrefixScorer
-    from arcuate.models.transducer import Transducer
 
 _MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
 
@@ -129,6 +128,8 @@ class Transcription(Sequence[Transcript]):
             f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
         rates = "" if words.wer is None else rates
+        if self.metrics.rate is not None and (rate := self.metrics.rate.summary()):
+            rates += f"{rate}\n"
         if self.reject_below is not None:
             rest = "" if self.wer_accepted is None else f"; WER of the others {percent(self.wer_accepted)}"
             limit = f"probability below {self.reject_below:g}"
@@ -205,8 +206,8 @@ class _Trials:
     boundary: int
     references: list[Reference]
     head: Head = "ctc"
-    transducer: "Transducer | None" = None  # unless the head is CTC
-    frames: "tuple[Tensor, ...]" = ()  # encoder outputs, unless the head is CTC
+    transducer: Any = None  # torch module or TransducerHead, unless the head is CTC
+    frames: tuple[Any, ...] = ()  # encoder outputs, unless the head is CTC
 
 
 def decode(
@@ -275,7 +276,12 @@ def decode(
         transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
     transcription = Transcription(
         tuple(transcripts),
-        summarise_transcripts(transcripts, task.description.lm, confidence=settings.confidence),
+        summarise_transcripts(
+            transcripts,
+            task.description.lm,
+            confidence=settings.confidence,
+            n_lexicon_words=task.description.n_lexicon_words,
+        ),
         task.description,
         _tuned_on(task),
         kept.results_file(split, WORDS_LABEL) if target is None and kept is not None else target,
@@ -324,7 +330,7 @@ def open_task(
     check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
     head = None if trials_from.head is None else check_head(trials_from.head)
-    if head not in (None, "ctc") and not path.is_dir():
+    if head not in (None, "ctc") and not path.is_dir() and not is_export(path):
         raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
     exported = open_export(path) if is_export(path) else None
     if exported is not None:
@@ -393,7 +399,8 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
 
     if trials.data is None:
         raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
-    store, layout, decoder = Store.open(Path(trials.data)), file.layout, Decoder.load(file.path, words=False)
+    store, layout = Store.open(Path(trials.data)), file.layout
+    decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)
     if store.n_channels != layout.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {layout.n_channels}")
@@ -401,18 +408,26 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
     if not chosen:
         raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
     read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
-    log_probs, references = [], []
+    outputs, references = [], []
     for n, info in enumerate(chosen, start=1):
         decoder.reset(info.session, None if read is None else read(info, layout.log1p))
-        frames = decoder.trial_log_probs(store.read_bins(info))
-        log_probs.append(reorder_classes(frames, layout.classes, info.id)[0])
-        references.append(Reference(info.id, info.text, info.session, info.corpus))
+        outputs.append(decoder.trial_outputs(store.read_bins(info)))
+        references.append(_reference(info))
         if progress:
             progress(n, len(chosen), "running the exported model")
+    log_probs = tuple(reorder_classes(o.log_probs, layout.classes, str(file.path))[0] for o in outputs)
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
-    classes = reorder_classes(log_probs[0], layout.classes, str(file.path))[1]
-    return _Trials(tuple(log_probs), classes, boundary_index(classes), references)
+    classes = reorder_classes(outputs[0].log_probs, layout.classes, str(file.path))[1]
+    boundary, joint = boundary_index(classes), decoder.engine.joint
+    if joint is None:
+        return _Trials(log_probs, classes, boundary, references)
+    frames = tuple(o.joiner_frames for o in outputs)
+    return _Trials(log_probs, classes, boundary, references, decoder.engine.head, joint.head, frames)
+
+
+def _reference(info: "TrialInfo") -> Reference:
+    return Reference(info.id, info.text, info.session, info.corpus, seconds=info.n_bins * BIN_SECONDS)
 
 
 def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
@@ -426,7 +441,7 @@ def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _T
     scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
     results = scored.results
     log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
-    references = [Reference(r.trial.id, r.trial.text, r.trial.session, r.trial.corpus) for r in results]
+    references = [_reference(r.trial) for r in results]
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":

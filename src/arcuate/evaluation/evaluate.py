@@ -8,11 +8,15 @@ from typing import Any, Literal, cast
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS, session_order
+from arcuate.data.text import normalise_text
+from arcuate.data.trial import BIN_SECONDS, SPLITS, session_order
+from arcuate.decoding.delay import model_delay
+from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, check_head, require_transducer
+from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.rate import CommunicationRate, communication_rate
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
@@ -44,6 +48,20 @@ class Evaluation:
     metrics: PhonemeMetrics
     provenance: "Provenance"
     excluded: "ExcludedTrials"
+    delay_ms: float | None = None  # of the model by design; None if it is not causal
+
+    @property
+    def rate(self) -> CommunicationRate | None:
+        """Words per minute of the labelled trials, and bits per second of the decoded phonemes."""
+        scored = [r.trial for r in self.trials if r.score is not None]
+        return communication_rate(
+            sum(t.n_bins for t in scored) * BIN_SECONDS,
+            n_symbols=self.metrics.n_tokens,
+            error_rate=self.metrics.per,
+            n_classes=len(CLASSES) - 1,  # without the blank
+            symbols="phonemes",
+            n_words=sum(len(normalise_text(t.text).split()) for t in scored if t.text),
+        )
 
     @property
     def per(self) -> float | None:
@@ -77,13 +95,21 @@ class Evaluation:
             f"PER {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
             f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} phonemes"
+            f"{self._rate_text()}"
         )
+
+    def _rate_text(self) -> str:
+        parts = [self.rate.summary()] if self.rate is not None else []
+        parts += [f"delay of the model {self.delay_ms:g} ms"] if self.delay_ms is not None else []
+        return "\n" + "; ".join(p for p in parts if p) if any(parts) else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The values, as written to results/<split>.json."""
         return {
             **self.metrics.to_dict(),
             **self.provenance.to_dict(),
+            "rate": None if self.rate is None else self.rate.to_dict(),
+            "delay_ms": self.delay_ms,
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
 
@@ -196,6 +222,7 @@ def evaluate(
         summarise(scored.results),
         find_provenance(scored, split, label),
         _excluded_trials(scored.store, split, scored.model.config),
+        model_delay(scored.model).total_ms if scored.model.config.settings.encoder.causal else None,
     )
     write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store)
     if scores is not None:
@@ -226,7 +253,7 @@ def score_split(
         require_transducer(None, str(run.path))
     store = open_store(source, data)
     model = load_model(source.checkpoint)
-    trials = _select_trials(source, store, split, model.config)
+    trials = select_trials(source, store, split, model.config)
     machine = configure_runtime(config.runtime, config.encoder.width, config.validate_.batch_size)
     _log_differences(source, store, split, model.config)
     store.check_unchanged(trials, progress)
@@ -354,7 +381,7 @@ def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) ->
     return None
 
 
-def _select_trials(source: ModelSource, store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
+def select_trials(source: ModelSource, store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
     """Trials of the split in the sessions of the model."""
     if config.n_channels != store.n_channels:
         raise UserError(

@@ -17,7 +17,8 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.confidence import ConfidenceMetrics, measure_confidence
-from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words
+from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words, total
+from arcuate.evaluation.rate import CommunicationRate, communication_rate
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.progress import Progress, peak_memory_bytes
@@ -34,6 +35,7 @@ class Reference:
     session: str | None = None
     corpus: str | None = None
     in_lm_text: bool | None = None  # the sentence occurs in the language model's training text; None: unknown
+    seconds: float | None = None  # length of the recording; None: unknown
 
 
 class Searcher(Protocol[_Input]):
@@ -116,10 +118,11 @@ class TranscriptionMetrics:
     seconds_p95: float | None
     peak_rss_mb: float
     confidence: ConfidenceMetrics | None = None  # None: no words with references, or no confidences
+    rate: CommunicationRate | None = None  # None: the lengths of the recordings are unknown
 
     def to_dict(self) -> dict[str, Any]:
-        confidence = {} if self.confidence is None else {"confidence": self.confidence.to_dict()}
-        return self.words.to_dict() | fields_to_dict(self, "words", "confidence") | confidence
+        absent = [name for name in ("confidence", "rate") if getattr(self, name) is None]
+        return self.words.to_dict() | fields_to_dict(self, "words", *absent)
 
 
 def transcribe(
@@ -169,6 +172,7 @@ def summarise_transcripts(
     lm: str | None = None,
     n_resamples: int = 2000,
     confidence: ConfidenceConfig | None = None,
+    n_lexicon_words: int | None = None,
 ) -> TranscriptionMetrics:
     """Error rates over the trials with a reference, and the cost of the search."""
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
@@ -180,6 +184,22 @@ def summarise_transcripts(
         float(np.quantile(seconds, 0.95)) if seconds else None,
         peak_rss_mb(),
         measure_confidence(((t.n_best, t.reference.text) for t in transcripts), confidence) if confidence else None,
+        _word_rate(transcripts, n_lexicon_words) if n_lexicon_words else None,
+    )
+
+
+def _word_rate(transcripts: Sequence[Transcript], n_lexicon_words: int) -> CommunicationRate | None:
+    """Words per minute and bits per second of the trials with a reference and a known length."""
+    timed = [(t.reference.seconds, e) for t in transcripts if t.reference.seconds and (e := t.word_errors) is not None]
+    counts = total(errors for _, errors in timed)
+    return communication_rate(
+        sum(seconds or 0.0 for seconds, _ in timed),
+        n_symbols=counts.length,
+        error_rate=counts.rate,
+        n_classes=n_lexicon_words,
+        symbols="words",
+        n_words=counts.length,
+        word_error_rate=counts.rate,
     )
 
 

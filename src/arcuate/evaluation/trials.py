@@ -11,8 +11,9 @@ import torch
 from arcuate.data.alphabet import token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.heads import TRANSDUCER_BEAM, Head
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.transducer import TRANSDUCER_BEAM, Head, TransducerGreedySearch, require_transducer
+from arcuate.decoding.transducer import TransducerGreedySearch, require_transducer
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl

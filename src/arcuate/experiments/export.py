@@ -19,6 +19,7 @@ from arcuate.decoding.exported.read import (
     LANGUAGE_MODEL,
     SESSION_BIASES,
     SESSION_WEIGHTS,
+    SILENT_FRAME,
     VERSION,
     SearchSettings,
     lexicon_members,
@@ -31,6 +32,7 @@ from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
+    from arcuate.decoding.heads import Head
     from arcuate.decoding.layout import ModelLayout
     from arcuate.decoding.word_search.search import WordSearch
     from arcuate.live.sources.replay import ReplayTrials
@@ -103,6 +105,7 @@ def export(
     lexicon: str = "default",
     decoding: str | Path | None = None,
     checkpoint: str = "best",
+    head: str | None = None,
     data: str | Path | None = None,
     web: str | Path | None = None,
     ort_web: str | Path = "node_modules/onnxruntime-web",
@@ -112,8 +115,9 @@ def export(
 
     `session` keeps one session layer instead of all. `int8` quantises the matrix products and compares the result with
     fp32 on validation trials of the run's store, or of `data`. `words=False` leaves out lexicon and n-gram. `decoding`
-    is a file of `arcuate tune`. `web` is a folder for a page that runs the model of one session (default: the last) in
-    the browser, with `ort_web`, the folder of the npm package of ONNX Runtime Web.
+    is a file of `arcuate tune`. `head` is ctc, or both to export the transducer too (default: both if it was trained).
+    `web` is a folder for a page that runs the model of one session (default: the last) in the browser, with `ort_web`,
+    the folder of the npm package of ONNX Runtime Web.
     """
     path = Path(out)
     if path.suffix != ".arcx":
@@ -124,6 +128,7 @@ def export(
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
+    from arcuate.evaluation.evaluate import choose_head, find_source
     from arcuate.live.engine import load_search
     from arcuate.models.io import load_model
 
@@ -136,7 +141,8 @@ def export(
     origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
-    layout, n_bytes = write_export(path, model, search, session, int8, origin, progress)
+    chosen_head = choose_head(find_source(folder, checkpoint), head)
+    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress)
     if web is not None:
         chosen = session or model.config.sessions[-1]
         _write_web(folder, Path(web), Path(ort_web), model, chosen, int8, data)
@@ -158,6 +164,7 @@ def write_export(
     search: "WordSearch | None",
     session: str | None = None,
     int8: bool = False,
+    head: "Head" = "ctc",
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> "tuple[ModelLayout, int]":
@@ -170,10 +177,10 @@ def write_export(
             "the model has a bidirectional encoder, which needs complete trials and cannot be exported as a streaming"
             " step; train with encoder.bidirectional=false"
         )
-    if model.transducer is not None:
-        logger.info("the transducer head is not exported; the file decodes with the CTC head")
+    if head != "ctc" and search is not None and model.config.classes != search.classes:
+        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
     index = None if session is None else model.config.sessions.index(session)
-    graphs = build_graphs(model, index, int8)
+    graphs = build_graphs(model, index, int8, transducer=head != "ctc")
     layout = describe_layout(model)
     if session is not None:
         layout = replace(layout, sessions=(session,))
@@ -190,23 +197,32 @@ def write_export(
         "precision": "int8" if int8 else "fp32",
         "n_session_layers": n_layers,
         "states": {name: _describe_states(graph) for name, graph in (("bin", graphs.bin), ("frame", graphs.frame))},
+        "head": head,
         "source": dict(origin or {}),
     }
+    if graphs.predictor is not None and model.transducer is not None:
+        settings = model.config.settings.transducer
+        context = settings.context if settings.predictor == "stateless" else None
+        metadata["transducer"] = {"width": settings.width, "depth": settings.depth, "context": context}
+        members[SILENT_FRAME] = model.transducer.array_head.silent_frame().astype("<f4").tobytes()
     with tempfile.TemporaryDirectory() as scratch:
         if search is not None:
             assert search.lexicon is not None
             members |= lexicon_members(search.lexicon)
             members[LANGUAGE_MODEL] = _model_file(search.model, Path(scratch), progress)
-            settings = search.settings.model_dump(mode="json")
+            weights = search.settings.model_dump(mode="json")
             metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
-            metadata["decoding"] = {field.name: settings[field.name] for field in fields(SearchSettings)}
+            metadata["decoding"] = {field.name: weights[field.name] for field in fields(SearchSettings)}
         members[METADATA] = json.dumps(metadata, indent=1).encode()
         return layout, write_archive(path, members)
 
 
 def _graph_members(graphs: "ModelGraphs") -> dict[str, Content]:
     members: dict[str, Content] = {}
-    for name, graph in (("bin", graphs.bin), ("frame", graphs.frame)):
+    for name in ("bin", "frame", "predictor", "joiner"):
+        graph = getattr(graphs, name)
+        if graph is None:
+            continue
         members[f"{name}.onnx"] = graph.model.SerializeToString(deterministic=True)
         for state in graph.states:
             if state.initial.any():  # others are zeros

@@ -17,7 +17,7 @@ from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, check_run_folder
+from arcuate.run import JOB_FOLDER, Run, RunLike, check_run_folder
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.start import check_same_recipe
 
@@ -129,6 +129,7 @@ def train_seeds(
     parent: RunLike | None = None,
     keep_optimizer: bool = False,
     dry_run: bool = False,
+    only: int | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
     progress: Progress | None = None,
@@ -136,13 +137,16 @@ def train_seeds(
     """Train `n_seeds` seeds one after another into RUN/seed-K and score each, so that they can be combined.
 
     Seeds count up from `train.seed`. A seed that fails is reported and the others continue; an interruption ends the
-    series, and `resume` continues it. The arguments are those of `train`.
+    series, and `resume` continues it. `only` trains one of them, counted from 0: the task of an array job. The other
+    arguments are those of `train`.
     """
     folder, base = Path(run), load_recipe(recipe, overrides)
+    if only is not None and not 0 <= only < n_seeds:
+        raise UserError(f"--only {only}: expected a number from 0 to {n_seeds - 1}, one less than --seeds")
     listed = override_list(overrides)
     planned = {base.train.seed + i: [*listed, *seed_overrides(base, i)] for i in range(n_seeds)}
     recipes = {seed: load_recipe(recipe, changed) for seed, changed in planned.items()}
-    _check_folder(folder, recipes, resume, dry_run)
+    _check_folder(folder, recipes, resume or only is not None, dry_run)
     options: dict[str, Any] = {"resume": resume, "parent": parent, "keep_optimizer": keep_optimizer}
     if dry_run:
         first = next(iter(planned))
@@ -153,6 +157,8 @@ def train_seeds(
     done: list[SeedRun] = []
     signal: Signals | None = None
     for n, (seed, changed) in enumerate(planned.items(), start=1):
+        if only is not None and n != only + 1:
+            continue
         path = _seed_folder(folder, seed)
         logger.info(f"seed {seed} ({n} of {n_seeds}): {path}")
         try:
@@ -173,7 +179,8 @@ def train_seeds(
             break
         gc.collect()  # frees the model before the next one is built
     summary = SeedsResult(folder, base, n_seeds, tuple(done), signal=signal)
-    _log_summary(summary)
+    if only is None:
+        _log_summary(summary)
     return summary
 
 
@@ -198,7 +205,7 @@ def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_ru
         check_run_folder(folder)
         return
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    if other := [name for name in names if not name.startswith(("seed-", "."))]:
+    if other := [name for name in names if not name.startswith(("seed-", ".")) and name != JOB_FOLDER]:
         raise UserError(f"{folder} contains {other[0]}, which --seeds did not write; choose another --run")
     for seed, recipe in recipes.items():
         run = Run(_seed_folder(folder, seed))

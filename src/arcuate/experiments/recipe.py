@@ -6,7 +6,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -200,6 +200,7 @@ class RecipeEntry:
     name: str
     extends: str | None
     summary: str | None
+    group: str
 
 
 @dataclass(frozen=True)
@@ -235,9 +236,22 @@ class RecipeComparison:
 
 
 def list_recipes() -> list[RecipeEntry]:
-    """The packaged recipes by name."""
+    """The packaged recipes by group and name."""
     trees = {name: read_tree(Place(name)) for name in recipe_names()}
-    return [RecipeEntry(name, tree.get("extends"), tree.get("summary")) for name, tree in trees.items()]
+    entries = [RecipeEntry(n, tree.get("extends"), tree.get("summary"), _group(n)) for n, tree in trees.items()]
+    return sorted(entries, key=lambda entry: (list(RECIPE_GROUPS).index(entry.group), entry.name))
+
+
+DOCUMENTED_RUNS = "documented runs"
+RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # how the names of its recipes start
+    "laptop size": ("tiny", "mode-ssm-small"),
+    "published systems": ("b2t24-", "b2t25-", "mode-ssm"),
+    DOCUMENTED_RUNS: ("",),  # reproductions of documented training runs
+}
+
+
+def _group(name: str) -> str:
+    return next(group for group, starts in RECIPE_GROUPS.items() if name.startswith(starts))
 
 
 def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> RecipeDescription:

@@ -55,14 +55,14 @@ from arcuate.models.config import (
     TransformerSettings,
 )
 from arcuate.models.model import Model
-from arcuate.models.runtime import choose_device, count_cores
+from arcuate.models.runtime import choose_device, configure_cuda, count_cores
 from arcuate.progress import Progress, logger
 from arcuate.run import create_run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, autocast, installed_version
 from arcuate.training.loop import train as train_loop
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import compute_gradients, configure_cuda, encode_for_training
+from arcuate.training.step import compute_gradients, encode_for_training
 
 Status = Literal["pass", "fail", "skipped"]
 _PRECISIONS = ("fp32", "bf16", "fp16")

@@ -15,7 +15,7 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import logger
-from arcuate.run import Run
+from arcuate.run import BUSY, JOB_FOLDER, Run
 from arcuate.training.callbacks import GRACE_S, PARENT_PIPE, Stop
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 
@@ -34,19 +34,20 @@ class SubprocessResult:
 
 def check_new_folder(folder: Path, kind: str) -> None:
     """Reject a folder that something else has written; `kind` is "a sweep" or "an ablation"."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - {JOB_FOLDER}):
         raise UserError(f"{folder} exists and is not {kind} folder; choose another --out")
 
 
-def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> None:
-    """Write the identity of an experiment into its folder, or reject the folder of a different experiment."""
+def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the identity of an experiment into its folder, or reject that of a different experiment; return it."""
     identity = {"recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER}, **varied}
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, identity)
-        return
     old, new = read_json(file), json.loads(json.dumps(identity))
     if changed := [key for key in identity if old.get(key) != new[key]]:
         raise UserError(f"{file.parent} is {kind} with different {' and '.join(changed)}; choose another --out")
+    return dict(new)
 
 
 def train_arguments(recipe: str, data: Path, run: Path | str, overrides: Sequence[str]) -> list[str]:
@@ -70,13 +71,33 @@ def train_in_subprocess(
     `on_metrics` receives all rows of metrics.jsonl whenever the file has grown. The training is terminated, with a
     checkpoint, when `stop` is requested or `should_stop` returns True, and when this process ends in any way.
     """
-    command = [*PROGRAM, *train_arguments(recipe, data, run.path, overrides), "--json"]
+    command = [
+        *PROGRAM,
+        *train_arguments(recipe, data, run.path, overrides),
+        "--json",
+        *(["--resume"] if resume else []),
+    ]
     log = run.path.with_name(f"{run.path.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    _wait_until_free(run, stop)
+    while True:
+        _wait_until_free(run, stop)
+        result = _train_once(command, log, run, stop, on_metrics, should_stop)
+        # The training of a worker that was killed a moment ago may still start, save and end.
+        if result.failure is None or not result.failure.startswith(BUSY) or stop.requested:
+            return result
+
+
+def _train_once(
+    command: Sequence[str],
+    log: Path,
+    run: Run,
+    stop: Stop,
+    on_metrics: Callable[[list[dict[str, Any]]], None],
+    should_stop: Callable[[], bool],
+) -> SubprocessResult:
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            [*command, "--resume"] if resume else command,
+            command,
             stdin=subprocess.PIPE,  # closes when this process ends, also when it is killed: `stop_with_parent`
             stdout=subprocess.PIPE,
             stderr=stream,

@@ -6,40 +6,40 @@ whose worker was killed are tried again.
 
 import hashlib
 import json
+import platform
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
-
-from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, read_yaml, to_yaml_line
+from arcuate.config import Overrides, override_list
 from arcuate.data.selection import select
 from arcuate.data.store import Store
-from arcuate.errors import UserError
+from arcuate.errors import UserError, without_password
 from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.search_space import Choices, Dimension, read_space, to_override
 from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
-from arcuate.files import LockHeld, exclusive_lock, fields_to_dict, to_frame
+from arcuate.files import fields_to_dict, read_json, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
 from arcuate.seeds import derive_seed
 from arcuate.training.callbacks import Stop, handle_signals
-from arcuate.training.config import DESCRIPTIVE_KEYS
 
 try:
     import optuna
     from optuna import distributions
-    from optuna.storages import JournalStorage
+    from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 
-    from arcuate.experiments.journal import Journal
+    from arcuate.experiments.storage import INTERRUPTED, REASON, StudyStorage, open_storage
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
-_INTERRUPTED = "interrupted"
-_EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
+_RETRY_OF, _FOLDER, _HOST, _PLAN = "retry_of", "folder", "host", "plan"  # user attributes of trials and of the study
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class SweepTrial:
     reason: str | None
     run: str
     seconds: float | None
+    step: int | None = None  # of the latest validation
+    host: str | None = None  # machine that trains it
 
     def to_dict(self) -> dict[str, Any]:
         return fields_to_dict(self)
@@ -68,12 +70,14 @@ class SweepResult:
     best: SweepTrial | None  # among the complete trials
     command: tuple[str, ...] | None  # command that trains the best settings again
     signal: Signals | None = None  # signal that interrupted this worker
+    n_trials: int | None = None  # planned
 
     def to_dict(self) -> dict[str, Any]:
         best = {} if self.best is None else self.best.to_dict()
         return {
             "out": str(self.out),
             "recipe": self.recipe,
+            "n_trials": self.n_trials,
             "best_trial": best.get("number"),
             **{f"best_{key}": best.get(key) for key in ("per", "overrides", "run")},
             "command": list(self.command) if self.command else None,
@@ -94,149 +98,33 @@ def sweep(
     overrides: Overrides = (),
     n_trials: int = 20,
     seed: int = 0,
+    storage: str | None = None,
+    heartbeat_s: int = 30,
     stop: Stop | None = None,
 ) -> SweepResult:
     """Search for the settings with the lowest validation PER, until `n_trials` trials are done by all workers.
 
     `space` maps setting paths to ranges or choices, `{"schedule.peak_lr": {"low": 1e-3, "high": 1e-2, "log": True}}`,
     or is a YAML file that does. `out` receives a run folder per trial; calling again with the same arguments continues.
+    `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
+    of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
     """
     listed = override_list(overrides)
     dimensions = read_space(space, recipe, listed)
-    plan = SweepPlan(str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed)
-    study = open_study(plan)
+    plan = SweepPlan(
+        str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed, storage, heartbeat_s
+    )
+    shared, study = open_study(plan)
     with handle_signals(stop) as stop:
         while not stop.requested:
-            with claim_trial(plan, study) as trial:
+            with claim_trial(plan, shared, study) as trial:
                 if trial is None:
                     break
                 run_trial(plan, study, trial, stop)
-    return summarise_study(plan, study, stop.signal)
+    return summarise_study(plan.out, study, stop.signal)
 
 
-# --- Search space: a range or choices per setting, validated by loading recipes with the end values ------
-
-
-class Range(Settings):
-    low: float = Field(description="Lowest value.")
-    high: float = Field(description="Highest value.")
-    log: bool = Field(False, description="Sample uniformly in the logarithm.")
-    step: float | None = Field(None, gt=0.0, description="Distance between values, starting at `low`.")
-
-    @model_validator(mode="after")
-    def _check(self) -> "Range":
-        if not self.low < self.high:
-            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"log needs a low above 0, got {self.low:g}")
-        if self.log and self.step is not None:
-            raise ValueError("log and step cannot be combined; leave one of them out")
-        if self.step is not None:
-            n_steps = (self.high - self.low) / self.step
-            if abs(n_steps - round(n_steps)) > 1e-6 * n_steps:
-                reached = self.low + int(n_steps) * self.step
-                raise ValueError(f"steps of {self.step:g} do not reach high {self.high:g}; use high: {reached:g}")
-        return self
-
-    @property
-    def _inner_value(self) -> float:
-        """A value inside the range; an integer only if all its values are integers."""
-        return self.low + (self.step if self.step is not None else 0.37 * (self.high - self.low))
-
-
-class Choices(Settings):
-    choices: tuple[Any, ...] = Field(min_length=2, description="Values to choose from.")
-
-    @property
-    def texts(self) -> list[str]:
-        """Every choice as YAML on one line."""
-        return [to_yaml_line(choice) for choice in self.choices]
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One setting that a sweep varies."""
-
-    path: str
-    values: Range | Choices
-    is_integer: bool = False  # of a range
-
-    def to_override(self, value: Any) -> str:
-        """`path=value` for the command line. A choice is given as its text."""
-        return f"{self.path}={value if isinstance(self.values, Choices) else to_yaml_line(value)}"
-
-
-def read_space(
-    space: Mapping[str, Any] | str | Path, recipe: str | Path, overrides: Overrides = ()
-) -> tuple[Dimension, ...]:
-    """The dimensions of a mapping or YAML file, each validated against the recipe that it varies."""
-    if isinstance(space, Mapping):
-        tree, where = dict(space), "search space"
-    else:
-        tree, where = read_yaml(Path(space)), str(space)
-        if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
-            raise UserError(f"{space} should name the settings to vary, such as '{_EXAMPLE}'")
-    listed = override_list(overrides)
-    fixed = [o.partition("=")[0].strip() for o in listed]
-    known = known_paths(Recipe)
-    for path in tree:
-        _check_path(where, path, known)
-        for other in [p for p in tree if p != path] + fixed:
-            if path == other or path.startswith(f"{other}."):
-                raise UserError(f"{where}: {path} is varied, but {other} is also set; leave one of them out")
-    return tuple(_read_dimension(where, path, values, recipe, listed) for path, values in tree.items())
-
-
-def _check_path(where: str, path: str, known: set[str]) -> None:
-    if path in DESCRIPTIVE_KEYS:
-        raise UserError(f"{where}: {path} only describes a recipe; vary a setting")
-    if path not in known:
-        near = nearest(path, sorted(known))
-        hint = f"; did you mean {near!r}?" if near else "; see: arcuate recipes show"
-        raise UserError(f"{where}: no setting {path!r}{hint}")
-
-
-def _read_dimension(where: str, path: str, given: Any, recipe: str | Path, overrides: list[str]) -> Dimension:
-    if not isinstance(given, Mapping):
-        raise UserError(f"{where}: {path} needs a range or choices, such as '{_EXAMPLE}'")
-    kind = Choices if "choices" in given else Range
-    try:
-        values = kind.model_validate(dict(given))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        raise UserError(
-            f"{where}: {path}{f'.{key}' if key else ''}: {problem['msg'].removeprefix('Value error, ')};"
-            " a range needs low and high (optionally log or step); otherwise give choices"
-        ) from None
-
-    def find_problem(text: str) -> str | None:
-        try:
-            load_recipe(recipe, [*overrides, f"{path}={text}"])
-        except UserError as error:
-            return str(error)
-        return None
-
-    if isinstance(values, Choices):
-        dimension, texts = Dimension(path, values), values.texts
-        if len(set(texts)) < len(texts):
-            raise UserError(f"{where}: {path} lists a choice twice")
-    else:
-        numbers = [values.low, values.high] + ([values.step] if values.step is not None else [])
-        # A range of integers, unless the setting also accepts a value between two of them.
-        is_integer = all(n == int(n) for n in numbers) and (
-            values.step is not None or find_problem(to_yaml_line(values._inner_value)) is not None
-        )
-        dimension = Dimension(path, values, is_integer)
-        ends = (values.low, values.high) if is_integer else (values.low, values.high, values._inner_value)
-        texts = [to_yaml_line(int(v) if is_integer else v) for v in ends]
-    for text in texts:
-        if problem_text := find_problem(text):
-            raise UserError(f"{where}: {path} cannot be {text}: {problem_text}")
-    return dimension
-
-
-# --- Trials ----------------------------------------------------------------------------------------------
+# --- The study -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -250,80 +138,118 @@ class SweepPlan:
     out: Path
     n_trials: int
     seed: int = 0
+    storage: str | None = None  # URL; None: a journal in the sweep folder
+    heartbeat_s: int = 30
 
     def load_recipe(self, overrides: Sequence[str] = ()) -> Recipe:
         return load_recipe(self.recipe, [*self.overrides, *overrides])
-
-    def run_folder(self, number: int) -> Path:
-        return self.out / f"trial-{number:04d}"
-
-    def lock_file(self, number: int) -> Path:
-        return self.out / "locks" / f"trial-{number:04d}"
 
     def trial_overrides(self, params: Mapping[str, Any]) -> list[str]:
         return [d.to_override(params[d.path]) for d in self.space if d.path in params]
 
 
-def open_study(plan: SweepPlan) -> optuna.Study:
-    """Create or continue the study of a sweep folder; the folder of a different sweep is rejected."""
+def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
+    """Create or continue the study of a sweep; the folder or the study of a different sweep is rejected."""
     recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
-    if not (plan.out / "locks" / "study").exists():
+    if not (plan.out / "sweep.json").exists() and not (plan.out / "locks" / "study").exists():
         check_new_folder(plan.out, "a sweep")
     space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
     hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
-    with _study_lock(plan):
-        open_folder(plan.out / "sweep.json", "a sweep", recipe, {"space": space, "data": hashes})
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        return optuna.create_study(
-            storage=JournalStorage(Journal(plan.out / "study.journal", plan.out / "locks" / "journal")),
-            study_name="sweep",
+    varied: dict[str, Any] = {"space": space, "data": hashes}
+    if plan.storage is not None:
+        varied["storage"] = without_password(plan.storage)
+    shared = _open_storage(plan.storage, plan.out, plan.heartbeat_s, create=True)
+    with shared.lock():
+        identity = open_folder(plan.out / "sweep.json", "a sweep", recipe, varied)
+        study = optuna.create_study(
+            storage=shared.storage,
+            study_name=_study_name(plan.storage, plan.out),
             direction="minimize",
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
         )
+        _check_identity(plan, study, identity)
+        planned = {"recipe": plan.recipe, "overrides": list(plan.overrides), "data": str(plan.data)}
+        study.set_user_attr(_PLAN, {**planned, "n_trials": plan.n_trials})
+    return shared, study
 
 
-def _study_lock(plan: SweepPlan) -> AbstractContextManager[None]:
-    """Lock for decisions about the shared study, so that only one worker makes them at a time."""
-    return exclusive_lock(plan.out / "locks" / "study", "the study is in use", wait=True)
+def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is None and not create and not (out / "study.journal").is_file():
+        raise UserError(f"{out} has no study.journal; name a sweep folder, or add --storage URL if a database keeps it")
+    if url is None:
+        (out / "locks").mkdir(parents=True, exist_ok=True)
+    return open_storage(url, out, _study_name(url, out), heartbeat_s)
+
+
+def _study_name(storage: str | None, out: Path) -> str:
+    """A database keeps many studies, so each has the name of its sweep folder."""
+    return "sweep" if storage is None else out.resolve().name
+
+
+def _check_identity(plan: SweepPlan, study: optuna.Study, identity: Mapping[str, Any]) -> None:
+    """Reject the study of a different sweep, which a database may keep under the same name."""
+    own = {key: value for key, value in identity.items() if key != "storage"}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    if plan.storage is not None and study.user_attrs.get("identity", digest) != digest:
+        raise UserError(
+            f"the study {study.study_name!r} in {without_password(plan.storage)} belongs to a different sweep (recipe,"
+            " space or data differ); give --out another name"
+        )
+    study.set_user_attr("identity", digest)
+
+
+# --- Trials ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def claim_trial(plan: SweepPlan, study: optuna.Study) -> Iterator[optuna.Trial | None]:
+def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> Iterator[optuna.Trial | None]:
     """Reserve a new trial for this worker while the context lasts; None if there are enough trials."""
     trial = None
     with ExitStack() as held:
-        with _study_lock(plan):
-            _fail_abandoned(plan, study)
+        with shared.lock():
+            shared.fail_abandoned(study)
+            _queue_interrupted(study)
             trials = study.get_trials(deepcopy=False)
             if sum(_is_counted(t) for t in trials) < plan.n_trials:
                 seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
                 study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-                trial = study.ask({d.path: to_distribution(d) for d in plan.space})
-                trial.set_user_attr("reason", _INTERRUPTED)  # overwritten when the trial ends in any other way
-                held.enter_context(exclusive_lock(plan.lock_file(trial.number), f"trial {trial.number} is in use"))
+                with warnings.catch_warnings():  # `claim` sends the heartbeats that Optuna sends in `optimize` only
+                    warnings.filterwarnings("ignore", message="Heartbeat of storage")
+                    trial = study.ask({d.path: to_distribution(d) for d in plan.space})
+                held.enter_context(shared.claim(trial.number, trial._trial_id))
+                trial.set_user_attr(_HOST, platform.node())
+                trial.set_user_attr(_FOLDER, trial_folder(trial))
+                trial.set_user_attr(REASON, INTERRUPTED)  # overwritten when the trial ends in any other way
         yield trial
 
 
-def _fail_abandoned(plan: SweepPlan, study: optuna.Study) -> None:
-    """Fail trials whose worker was killed, and queue their settings again."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        with suppress(LockHeld), exclusive_lock(plan.lock_file(trial.number), "in use"):
-            _requeue(study, trial.number, trial.params)
+def _queue_interrupted(study: optuna.Study) -> None:
+    """Queue the settings of interrupted trials again, because they have no result yet.
 
-
-def _requeue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """Queue the settings of an interrupted trial again, because they have no result yet."""
-    study.tell(number, state=TrialState.FAIL)
-    study.enqueue_trial(params)
+    What is missing is derived from the study, so a worker that is killed here, at any point, loses nothing. A retry
+    continues in the folder of the interrupted trial.
+    """
+    trials = study.get_trials(deepcopy=False)
+    retried = {t.user_attrs.get(_RETRY_OF) for t in trials}
+    for trial in trials:
+        if trial.state != TrialState.FAIL or trial.user_attrs.get(REASON) != INTERRUPTED or trial.number in retried:
+            continue
+        # Earlier versions queued without naming the trial.
+        later = (t for t in trials[trial.number + 1 :] if _RETRY_OF not in t.user_attrs)
+        if not trial.params or any(t.system_attrs.get("fixed_params") == trial.params for t in later):
+            continue
+        folder = trial.user_attrs.get(_FOLDER)
+        study.enqueue_trial(trial.params, user_attrs={_RETRY_OF: trial.number, **({_FOLDER: folder} if folder else {})})
 
 
 def _is_counted(trial: FrozenTrial) -> bool:
     """Whether a trial counts towards `n_trials`; interrupted and queued trials do not."""
     if trial.state == TrialState.FAIL:
-        return trial.user_attrs.get("reason") != _INTERRUPTED
+        return trial.user_attrs.get(REASON) != INTERRUPTED
     return trial.state != TrialState.WAITING
 
 
@@ -340,7 +266,7 @@ def to_distribution(dimension: Dimension) -> distributions.BaseDistribution:
 def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: Stop) -> None:
     """Train one trial until it completes, fails, or is pruned for being worse than the median."""
     overrides = plan.trial_overrides(trial.params)
-    run, n_steps = Run(plan.run_folder(trial.number)), plan.load_recipe(overrides).train.steps
+    run, n_steps = Run(plan.out / trial_folder(trial)), plan.load_recipe(overrides).train.steps
     name, reported, pruned = f"trial {trial.number}", 0, False
     logger.info(f"{name}: {' '.join(overrides)}")
 
@@ -357,49 +283,83 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         return pruned
 
     settings = [*plan.overrides, *overrides]
-    outcome = train_in_subprocess(
-        plan.recipe, plan.data, run, settings, stop=stop, on_metrics=report, should_stop=prune
-    )
-    if stop.requested:
-        _requeue(study, trial.number, trial.params)
-        logger.info(f"{name}: {_INTERRUPTED}")
-    elif pruned:
-        trial.set_user_attr("reason", f"worse than the median at step {reported}")
-        study.tell(trial, state=TrialState.PRUNED)
-        logger.info(f"{name}: pruned at step {reported}, worse than the median")
-    elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
-        trial.set_user_attr("reason", None)
-        study.tell(trial, float(outcome.result["best_per"]))
-        logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
-    else:
-        reason = outcome.failure or unfinished_reason(run) or "no validation"
-        trial.set_user_attr("reason", reason)
-        study.tell(trial, state=TrialState.FAIL)
-        logger.info(f"{name}: failed: {reason}")
+    try:
+        outcome = train_in_subprocess(
+            plan.recipe, plan.data, run, settings, stop=stop, on_metrics=report, should_stop=prune, resume=True
+        )
+        if stop.requested:
+            study.tell(trial, state=TrialState.FAIL)  # the next worker queues it again
+            logger.info(f"{name}: {INTERRUPTED}")
+        elif pruned:
+            trial.set_user_attr(REASON, f"worse than the median at step {reported}")
+            study.tell(trial, state=TrialState.PRUNED)
+            logger.info(f"{name}: pruned at step {reported}, worse than the median")
+        elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
+            trial.set_user_attr(REASON, None)
+            study.tell(trial, float(outcome.result["best_per"]))
+            logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
+        else:
+            reason = outcome.failure or unfinished_reason(run) or "no validation"
+            trial.set_user_attr(REASON, reason)
+            study.tell(trial, state=TrialState.FAIL)
+            logger.info(f"{name}: failed: {reason}")
+    except UpdateFinishedTrialError:
+        logger.warning(
+            f"{name}: this worker sent no heartbeats for a while, so another one has taken the settings over"
+        )
 
 
-def summarise_study(plan: SweepPlan, study: optuna.Study, signal: Signals | None = None) -> SweepResult:
+def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
+    """Name of the run folder of a trial; a retry of an interrupted trial continues in its folder."""
+    folder = str(trial.user_attrs.get(_FOLDER))
+    return folder if re.fullmatch(r"trial-\d{4,}", folder) else f"trial-{trial.number:04d}"
+
+
+# --- Results ---------------------------------------------------------------------------------------------
+
+
+def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
+    """The study of a sweep while it runs or after it, from any machine that reaches its folder or its database.
+
+    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then the folder tells
+    which database keeps the study.
+    """
+    out = Path(out)
+    if storage is None and (out / "sweep.json").is_file():
+        storage = read_json(out / "sweep.json").get("storage")
+    shared = _open_storage(storage, out, 30, create=False)
+    try:
+        study = optuna.load_study(study_name=_study_name(storage, out), storage=shared.storage)
+    except KeyError:
+        where = without_password(storage) if storage else out
+        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; name the folder of the sweep") from None
+    return summarise_study(out, study)
+
+
+def summarise_study(out: Path, study: optuna.Study, signal: Signals | None = None) -> SweepResult:
     """All trials so far, and the best of the complete ones."""
     frozen = [t for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
-    trials = tuple(_summarise_trial(plan, t) for t in frozen)
+    trials = tuple(_summarise_trial(out, t) for t in frozen)
     complete = [t for t in trials if t.state == "complete" and t.per is not None]
     best = min(complete, key=lambda t: (t.per, t.number), default=None)
-    command = None
-    if best is not None:
-        overrides = [*plan.overrides, *best.overrides]
-        command = ("arcuate", *train_arguments(plan.recipe, plan.data, "runs/best", overrides))
-    return SweepResult(plan.out, plan.recipe, trials, best, command, signal)
+    plan, command = study.user_attrs.get(_PLAN, {}), None  # sweeps of earlier versions did not store it
+    if best is not None and plan:
+        overrides = [*plan["overrides"], *best.overrides]
+        command = ("arcuate", *train_arguments(plan["recipe"], Path(plan["data"]), "runs/best", overrides))
+    return SweepResult(out, plan.get("recipe", ""), trials, best, command, signal, plan.get("n_trials"))
 
 
-def _summarise_trial(plan: SweepPlan, trial: FrozenTrial) -> SweepTrial:
+def _summarise_trial(out: Path, trial: FrozenTrial) -> SweepTrial:
     reported = trial.intermediate_values
     latest = reported[max(reported)] if reported else None
     return SweepTrial(
         number=trial.number,
         state=trial.state.name.lower(),
         per=trial.value if trial.value is not None else latest,
-        overrides=tuple(plan.trial_overrides(trial.params)),
-        reason=trial.user_attrs.get("reason") if trial.state.is_finished() else None,
-        run=str(plan.run_folder(trial.number)),
+        overrides=tuple(to_override(path, value) for path, value in trial.params.items()),
+        reason=trial.user_attrs.get(REASON) if trial.state.is_finished() else None,
+        run=str(out / trial_folder(trial)),
         seconds=trial.duration.total_seconds() if trial.duration else None,
+        step=max(reported, default=None),
+        host=trial.user_attrs.get(_HOST),
     )

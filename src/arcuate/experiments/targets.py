@@ -18,14 +18,17 @@ _RATES = ("per", "wer")
 class Target(Settings):
     """Success criteria of the run: error rates to reach in one validation, at the latest at `by_step`."""
 
-    per: float | None = Field(None, gt=0.0, le=10.0, description="Highest validation PER; null = no criterion.")
-    wer: float | None = Field(None, gt=0.0, le=10.0, description="Highest validation WER; null = no criterion.")
+    per: float | None = Field(None, gt=0.0, le=100.0, description="Highest validation PER, a fraction; null = none.")
+    wer: float | None = Field(None, gt=0.0, le=100.0, description="Highest validation WER, a fraction; null = none.")
     by_step: Steps | None = Field(None, description="Last step that counts; null = the end of the run.")
 
     @model_validator(mode="after")
     def _has_a_criterion(self) -> "Target":
         if not self.rates:
             raise ValueError("a target needs an error rate; set target.per or target.wer, or target to null")
+        for name, rate in self.rates.items():
+            if rate >= 1:
+                raise ValueError(f"{name} is a fraction below 1, got {rate:g}; for {rate:g} % use {rate / 100:g}")
         return self
 
     @property

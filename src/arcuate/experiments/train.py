@@ -43,7 +43,7 @@ from arcuate.training.config import (
     TrainingConfig,
     coupling_warnings,
     find_ineffective_settings,
-    find_small_updates,
+    find_update_problems,
 )
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
@@ -178,6 +178,11 @@ def train(
         if dry_run:
             return setup.result(dry_run=True, steps=recipe.train.steps)
         return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{machine.device} has too little memory for this batch ({str(error).splitlines()[0]}); divide the batch"
+            " size (data.batching) and multiply train.accumulate by the same number, or choose a smaller model"
+        ) from None
     finally:
         shut_down_distributed()
 
@@ -313,7 +318,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
-    for warning in find_small_updates(recipe, setup.n_parameters):
+    for warning in find_update_problems(recipe, setup.n_parameters):
         logger.warning(warning)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
@@ -421,6 +426,8 @@ def _run_loop(
     """Run the remaining steps from the restored or initial state."""
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of an earlier training in this process
     planned = _planned_batches(setup)
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks

@@ -62,6 +62,7 @@ class BoardRow:
     simulated: bool = False
     evaluated: bool = False
     ablation: str = ""  # name of the ablation that the run is part of
+    sweep: str = ""  # name of the sweep
     problems: tuple[str, ...] = ()
     complete: bool = False
 
@@ -174,6 +175,12 @@ class Board:
             self._stop.wait(_REFRESH_S)
 
 
+def _sweep_folder(path: Path) -> Path | None:
+    """The folder of the sweep that a run is a trial of."""
+    parents = path.resolve().parents
+    return next((folder for folder in parents[:2] if (folder / "sweep.json").is_file()), None)
+
+
 def _signature(path: Path) -> _Signature:
     """Modification times and sizes of the files behind a row."""
     run = Run(path)
@@ -253,6 +260,7 @@ def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
         simulated=is_simulated(entry.run),
         evaluated=bool(entry.results),
         ablation=folder.name if folder and (folder / "ablation.html").is_file() else "",
+        sweep=sweep.name if (sweep := _sweep_folder(path)) else "",
         problems=entry.problems,
         complete=True,
     )
@@ -388,6 +396,15 @@ def make_app(board: Board, access: Access) -> "FastAPI":
         if not (file.parent / "experiment.json").is_file() or not file.is_file():
             raise UserError(f"{run} is not part of an ablation with a page")
         return page(lambda: file.read_text("utf-8"))
+
+    @app.get("/sweep")
+    def sweep(run: str) -> Response:
+        folder = _sweep_folder(board.run(run).path)
+        if folder is None:
+            raise UserError(f"{run} is not part of a sweep")
+        from arcuate.insight.sweep import sweep_page  # needs the extra sweep
+
+        return page(lambda: sweep_page(folder))
 
     @app.get("/ledger")
     def ledger() -> Response:

@@ -73,7 +73,10 @@ class RunEntry:
 
     @property
     def verdict(self) -> str | None:
-        return self.diagnosis.primary if self.diagnosis else None
+        """The verdict of the doctor; a finished calibration is too short to be judged by its curve."""
+        verdict = self.diagnosis.primary if self.diagnosis else None
+        is_calibrated = verdict == "too_short" and self.unfinished is None and self.run.calibration_file.is_file()
+        return "calibrated" if is_calibrated else verdict
 
     @property
     def started(self) -> str:

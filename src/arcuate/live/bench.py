@@ -45,6 +45,7 @@ class LiveBenchmark:
             f" {values['missed_deadlines']} of {values['n_frames']:,} deadlines missed"
             + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
             + f" model delay {self.delay_ms:g} ms"
+            + ("" if (rate := values["words_per_minute"]) is None else f"; {rate:.1f} decoded words per minute")
         )
         if status is None:
             return text
@@ -104,6 +105,8 @@ class FrameTimings:
     stolen: list[float] = field(default_factory=list)  # steal time per frame, over all cores
     n_late: int = 0  # bins processed after the next one was due
     seconds: float = 0.0
+    n_words: int = 0  # decoded
+    recorded_s: float = 0.0  # length of the replayed recording
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
@@ -124,6 +127,7 @@ class FrameTimings:
             "late_bins": self.n_late,
             "deadline_ms": deadline_ms,
             "seconds": self.seconds,
+            "words_per_minute": 60 * self.n_words / self.recorded_s if self.n_words and self.recorded_s else None,
         }
 
 
@@ -153,10 +157,10 @@ def time_stream(
             if n_bins * BIN_SECONDS >= seconds:
                 break
         clock = time.perf_counter()
-        decoder.finish()
+        timings.n_words += len(decoder.finish().words)
         timings.finish.append(time.perf_counter() - clock)
     gc.unfreeze()
-    timings.seconds = time.perf_counter() - started
+    timings.seconds, timings.recorded_s = time.perf_counter() - started, n_bins * BIN_SECONDS
     return timings
 
 

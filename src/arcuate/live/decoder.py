@@ -16,8 +16,7 @@ from arcuate.decoding.confidence import n_hypotheses, with_confidence
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import HeadOutputs, JointTokenSearch, JointWordSearch, JointWordState
-from arcuate.decoding.stream import NewFrames, Partial, SentenceStream
+from arcuate.decoding.stream import NewFrames, SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
 from arcuate.evaluation.evaluate import choose_head, find_source
@@ -38,7 +37,7 @@ class StreamingDecoder(SentenceStream):
     """
 
     def __init__(self, engine: Engine, session: str | None = None, statistics: Statistics | None = None) -> None:
-        super().__init__(engine.layout, engine.joint or engine.search, engine.lock, session)
+        super().__init__(engine.layout, engine.search, engine.lock, session, engine.joint)
         self.engine = engine
         self.adapter: StreamAdapter | None = None
         if engine.adaptation is not None:
@@ -109,24 +108,10 @@ class StreamingDecoder(SentenceStream):
                 self.adapter.start(session)
         super().reset(session, statistics)
 
-    def push_log_probs(self, log_probs: np.ndarray) -> Partial:
-        """Decode frames (f, V) of a model that runs elsewhere, in the order of this model's classes."""
-        if self.engine.joint is not None:
-            raise UserError(f"--head {self.engine.head} needs bins, but log-probabilities were given; use --head ctc")
-        return super().push_log_probs(log_probs)
-
     def precompute(self) -> None:
         """Between bins: compute the part of the next frame that does not depend on the next bins."""
         with torch.inference_mode():
             self._now = replace(self._now, model=self._model.precompute(self._now.model))
-
-    def partial_nbest(self, n: int) -> list[Hypothesis]:
-        """Return the best hypotheses so far, cheaply: during a sentence, words come from the CTC head."""
-        state = self._now.search
-        if isinstance(state, JointWordState) and self.engine.search is not None:
-            with self.engine.lock:
-                return self.engine.search.finish(state.words, n)
-        return self.nbest(n)
 
     def check_session(self, session: str) -> None:
         """Raise `UserError` for a session that this stream cannot decode."""
@@ -202,16 +187,6 @@ class StreamingDecoder(SentenceStream):
         with torch.inference_mode():
             return _new_frames(self._model.finish(self._now.model))
 
-    def _search_frames(self, state: object, frames: NewFrames) -> object:
-        if self.engine.joint is None:
-            return super()._search_frames(state, frames)
-        outputs = HeadOutputs(frames.log_probs, frames.transducer_input)
-        return self.engine.joint.step(state, outputs)
-
-    @property
-    def decodes_words(self) -> bool:
-        return self.engine.search is not None
-
     def _final_nbest(self, n: int) -> list[Hypothesis]:
         """The n-best list with confidences, rescored if there is a causal language model."""
         rescorer, search, scale = self.engine.rescorer, self.engine.search, 1.0
@@ -223,14 +198,6 @@ class StreamingDecoder(SentenceStream):
             hypotheses = rescorer(hypotheses, search.settings.lm_weight)
             scale = search.settings.lm_weight  # the rescorer divides acoustic scores by it
         return with_confidence(hypotheses, self.log_probs()[:, self.layout.columns], search.settings, scale)
-
-    def _tokens(self) -> tuple[int, ...]:
-        state, joint = self._now.search, self.engine.joint
-        if isinstance(joint, JointWordSearch):
-            return joint.token_search.partial(state.tokens)
-        if isinstance(joint, JointTokenSearch):
-            return joint.partial(state)
-        return super()._tokens()
 
 
 def _new_frames(outputs: Outputs) -> NewFrames:

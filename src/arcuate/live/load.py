@@ -43,10 +43,10 @@ def _load_exported(path: Path, options: DecoderOptions) -> SentenceStream:
     for name, problem in _NOT_EXPORTED.items():
         if options.get(name) not in (None, defaults.get(name)):
             raise UserError(f"{path} is an exported model, and {problem}; pass the run folder instead")
-    if options.get("head") not in (None, "ctc"):
-        raise UserError(f"--head {options['head']} needs the run folder; an exported model decodes with the CTC head")
     words = options.get("lm", "default") is not None
-    decoder = Decoder.load(path, words=words, beam=options.get("beam"), session=options.get("session"))
+    decoder = Decoder.load(
+        path, words=words, beam=options.get("beam"), head=options.get("head"), session=options.get("session")
+    )
     if words and not decoder.decodes_words:
         logger.info(f"{path} has no language model; decoding phonemes")
     return decoder

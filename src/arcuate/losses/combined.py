@@ -22,6 +22,7 @@ def compute_losses(
     settings: LossSettings,
     modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros if unknown
     token_lengths: Sequence[int] | None = None,  # `n_tokens` on the host
+    mean_frames: float | None = None,  # of the batch over all processes; None: of these trials
 ) -> dict[str, Tensor]:
     """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number.
 
@@ -40,7 +41,10 @@ def compute_losses(
     if settings.ctc.weight > 0:
         losses["ctc"] = ctc(outputs.log_probs["ctc"])
     if settings.rnnt.weight > 0 and outputs.joint is not None:
-        losses["rnnt"] = _transducer_loss(outputs, outputs.joint, tokens, n_tokens, settings.rnnt.reduction, lengths)
+        if mean_frames is None:
+            mean_frames = float(lengths.n_frames.float().mean())
+        reduction = settings.rnnt.reduction
+        losses["rnnt"] = _transducer_loss(outputs, outputs.joint, tokens, n_tokens, reduction, lengths, mean_frames)
     if settings.intermediate.weight > 0 and outputs.intermediate:
         losses["intermediate"] = torch.stack([ctc(inner) for inner in outputs.intermediate.values()]).mean(0)
     if settings.mode.weight > 0 and outputs.mode is not None and modes is not None:
@@ -56,16 +60,21 @@ def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:
 
 
 def _transducer_loss(
-    outputs: Outputs, joint: Joint, tokens: Tensor, n_tokens: Tensor, reduction: str, lengths: Lengths
+    outputs: Outputs,
+    joint: Joint,
+    tokens: Tensor,
+    n_tokens: Tensor,
+    reduction: str,
+    lengths: Lengths,
+    mean_frames: float,
 ) -> Tensor:
-    n_frames = outputs.n_frames
-    parts = (joint.logits, joint.frames, joint.predicted, tokens, n_frames, n_tokens)
+    parts = (joint.logits, joint.frames, joint.predicted, tokens, outputs.n_frames, n_tokens)
     losses = chunked_rnnt_loss(*parts, blank=BLANK, on_host=lengths)
     match reduction:
         case "mean_per_token":
             return losses / n_tokens.clamp(min=1)
         case "half_mean_frames":
-            return losses / (n_frames.float().mean() / 2).clamp(min=1)
+            return losses / max(mean_frames / 2, 1.0)
         case _:  # sum_per_trial
             return losses
 

@@ -11,15 +11,16 @@ On a CPU the input products W x of all frames are one matrix product per layer, 
 (`gru_recurrence`), and a single stream uses `_step_one_frame`. Other devices use torch's own kernels.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from arcuate.data.batching import to_device
 from arcuate.models.config import GRUSettings, Patch
 from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.interfaces import Encoder, require_causal
@@ -163,9 +164,7 @@ class GRU(Encoder):
             if lengths is None:
                 frames, state = self.gru(x, state.contiguous())
             else:
-                packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-                packed, state = self.gru(packed, state.contiguous())
-                frames, _ = pad_packed_sequence(packed, total_length=x.shape[0])
+                frames, state = _run_packed(self.gru, x, lengths, state)
             return frames.transpose(0, 1), state, {}
         last, inner = [], {}
         for layer, before in enumerate(state.unflatten(0, (-1, self.n_directions)), start=1):
@@ -186,14 +185,29 @@ def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: 
     if lengths is None:
         frames, state = torch.gru(x, state, *options, False)
         return frames, state
-    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
-    if packed.sorted_indices is not None:
-        state = state.index_select(1, packed.sorted_indices)
-    data, state = torch.gru(packed.data, packed.batch_sizes, state, *options)
-    if packed.unsorted_indices is not None:
-        state = state.index_select(1, packed.unsorted_indices)
-    frames, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[0])
-    return frames, state
+
+    def run(packed: PackedSequence, state: Tensor) -> tuple[PackedSequence, Tensor]:
+        data, state = torch.gru(packed.data, packed.batch_sizes, state, *options)
+        return packed._replace(data=data), state
+
+    return _run_packed(run, x, lengths, state)
+
+
+def _run_packed(
+    run: Callable[[PackedSequence, Tensor], tuple[PackedSequence, Tensor]], x: Tensor, lengths: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run torch's kernel on trials of different lengths (on the CPU). (F, B, D), (directions, B, H) -> (F, B, D)
+
+    The trials are sorted by length here, because `pack_padded_sequence` and `pad_packed_sequence` would copy the order
+    to the device and back, and wait for it both times.
+    """
+    lengths, order = torch.sort(lengths, descending=True, stable=True)
+    sorted_to_given = to_device(torch.argsort(order), x.device)
+    order = to_device(order, x.device)
+    packed = pack_padded_sequence(x.index_select(1, order), lengths)
+    packed, state = run(packed, state.index_select(1, order))
+    frames, _ = pad_packed_sequence(packed, total_length=x.shape[0])
+    return frames.index_select(1, sorted_to_given), state.index_select(1, sorted_to_given)
 
 
 # One frame of one stream. The frame is bound by memory bandwidth, since every weight is loaded once. The recurrent

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arcuate.errors import UserError
-from arcuate.files import atomic_path, write_text
+from arcuate.files import atomic_path, check_resources, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
 
@@ -155,7 +155,8 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                         " train the model again"
                     )
             weights = {name: file.get_tensor(stored[name]).float() for name in shapes}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # torch raises RuntimeError when it cannot map a file
+        check_resources(error, path)
         raise UserError(f"{path} cannot be read ({error}); restore the file") from error
     if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
         raise UserError(f"{path}: {bad[0]} contains non-finite values, training diverged; use an earlier checkpoint")

@@ -26,6 +26,7 @@ from arcuate.models.gru import GRU
 from arcuate.models.mode import SpeakingMode
 from arcuate.models.model import Model
 from arcuate.models.ssm import SSM
+from arcuate.models.transducer import LSTMPredictor, StatelessPredictor, Transducer
 from arcuate.models.transformer import Transformer, relative_position_buckets
 
 OPSET, IR_VERSION = 17, 8
@@ -59,6 +60,8 @@ class ModelGraphs:
 
     bin: StepGraph
     frame: StepGraph
+    predictor: StepGraph | None = None  # of the transducer
+    joiner: StepGraph | None = None
 
 
 class _Graph:
@@ -166,9 +169,12 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().float().cpu().numpy()
 
 
-def build_graphs(model: Model, session: int | None = None, int8: bool = False) -> ModelGraphs:
+def build_graphs(model: Model, session: int | None = None, int8: bool = False, transducer: bool = False) -> ModelGraphs:
     """Graphs of a causal model, with the layer of one session folded in or with the layers as inputs."""
-    return ModelGraphs(_bin_graph(model, session), _frame_graph(model, int8))
+    step = _bin_graph(model, session), _frame_graph(model, int8, transducer)
+    if not transducer or model.transducer is None:
+        return ModelGraphs(*step)
+    return ModelGraphs(*step, _predictor_graph(model.transducer), _joiner_graph(model.transducer))
 
 
 # --- one bin ----------------------------------------------------------------------------------------------
@@ -330,7 +336,7 @@ def _mode(g: _Graph, bins: str, mode: SpeakingMode, delay: int) -> str:
 # --- one frame --------------------------------------------------------------------------------------------
 
 
-def _frame_graph(model: Model, int8: bool) -> StepGraph:
+def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
     g = _Graph("frame", int8)
     patch, n_channels = model.config.settings.front_end.patch, model.config.n_channels
     bins = g.reshape(g.input("patch", (patch.bins, n_channels)), 1, patch.bins * n_channels)
@@ -345,6 +351,10 @@ def _frame_graph(model: Model, int8: bool) -> StepGraph:
         frame = _denoise(g, frame, model)
     logits = g.linear(frame, model.head.weight, model.head.bias, exact=True)
     g.output("log_probs", g.op("LogSoftmax", logits, axis=-1), (1, len(model.config.classes)))
+    if transducer and model.transducer is not None:
+        projection = model.transducer.encoder_proj
+        projected = g.linear(frame, projection.weight, projection.bias, exact=True)
+        g.output("joiner_frame", projected, (1, projection.out_features))
     return g.finish()
 
 
@@ -458,3 +468,50 @@ def _denoise(g: _Graph, frame: str, model: Model) -> str:
         velocity = g.linear(velocity, denoiser.output.weight, denoiser.output.bias)
         frame = g.add(frame, g.mul(velocity, g.const(1 / n_steps)))
     return frame
+
+
+# --- transducer -------------------------------------------------------------------------------------------
+
+
+def _predictor_graph(transducer: Transducer) -> StepGraph:
+    """One step of the prediction network for n hypotheses, and its projection for the joiner."""
+    g, predictor = _Graph("predictor"), transducer.predictor
+    embedding = g.const(_array(predictor.embedding.weight))
+    width = transducer.predictor_proj.in_features
+    if isinstance(predictor, StatelessPredictor):
+        recent = g.input("recent", ("n", predictor.context), TensorProto.INT64)
+        embedded = g.reshape(g.op("Gather", embedding, recent, axis=0), -1, predictor.context * width)
+        hidden = g.op("Relu", g.linear(embedded, predictor.linear.weight, predictor.linear.bias))
+    else:
+        hidden = _lstm(g, g.op("Gather", embedding, g.input("tokens", ("n",), TensorProto.INT64), axis=0), predictor)
+    g.output("predicted", g.linear(hidden, transducer.predictor_proj.weight, None), ("n", width))
+    return g.finish()
+
+
+def _lstm(g: _Graph, x: str, predictor: LSTMPredictor) -> str:
+    """Layers of an LSTM for one token per hypothesis; the state (n, 2, depth, W) holds hidden and cell state."""
+    depth, width = predictor.settings.depth, predictor.settings.width
+    hidden, cell = g.split(g.input("state", ("n", 2, depth, width)), (1, 1), axis=1)
+    new: list[tuple[str, str]] = []
+    for k in range(depth):
+        parameter = lambda name, k=k: getattr(predictor.lstm, f"{name}_l{k}")
+        h, c = (g.reshape(g.rows(part, k, k + 1, axis=2), -1, width) for part in (hidden, cell))
+        gates = g.linear(x, parameter("weight_ih"), parameter("bias_ih"))
+        gates = g.add(gates, g.linear(h, parameter("weight_hh"), parameter("bias_hh")))
+        i, f, candidate, o = g.split(gates, (width,) * 4)
+        kept, added = g.mul(g.op("Sigmoid", f), c), g.mul(g.op("Sigmoid", i), g.op("Tanh", candidate))
+        c = g.add(kept, added)
+        x = g.mul(g.op("Sigmoid", o), g.op("Tanh", c))
+        new.append((g.reshape(x, -1, 1, 1, width), g.reshape(c, -1, 1, 1, width)))
+    stacked = [g.op("Concat", *(layer[part] for layer in new), axis=2) for part in (0, 1)]
+    g.output("state" + NEXT, g.op("Concat", *stacked, axis=1), ("n", 2, depth, width))
+    return x
+
+
+def _joiner_graph(transducer: Transducer) -> StepGraph:
+    """Logits of every projected frame (f, 1, W) with every prediction (r, W)."""
+    g, width = _Graph("joiner"), transducer.output.in_features
+    joined = g.op("Tanh", g.add(g.input("frames", ("f", 1, width)), g.input("predicted", ("r", width))))
+    logits = g.linear(joined, transducer.output.weight, transducer.output.bias)
+    g.output("logits", logits, ("f", "r", transducer.output.out_features))
+    return g.finish()

@@ -34,9 +34,18 @@ def configure_runtime(
     device = choose_device(settings.device)
     choice = _choose_threads(settings.threads, width, batch_size, device)
     torch.set_num_threads(choice.threads)
+    configure_cuda(settings, device)
     if announce:
         logger.info(str(choice))
     return choice
+
+
+def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
+    """Apply the settings that only concern CUDA. TF32 has two switches: matrix products, and cuDNN (GRU, LSTM)."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = runtime.tf32
+        torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
 
 
 def choose_device(name: str, setting: str = "runtime.device") -> torch.device:

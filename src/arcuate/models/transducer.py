@@ -4,6 +4,7 @@ The prediction network advances only when a token is emitted, never on a blank. 
 joined with every frame: logits = output(tanh(frame + prediction)).
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,8 +24,8 @@ class Transducer(nn.Module):
 
     def __init__(self, settings: TransducerSettings, n_inputs: int, n_classes: int) -> None:
         super().__init__()
-        predictor = _StatelessPredictor if settings.predictor == "stateless" else _LSTMPredictor
-        self.predictor: _StatelessPredictor | _LSTMPredictor = predictor(settings, n_classes)
+        predictor = StatelessPredictor if settings.predictor == "stateless" else LSTMPredictor
+        self.predictor: StatelessPredictor | LSTMPredictor = predictor(settings, n_classes)
         self.encoder_proj = nn.Linear(n_inputs, settings.width)
         self.predictor_proj = nn.Linear(settings.width, settings.width, bias=False)
         self.output = nn.Linear(settings.width, n_classes)
@@ -44,21 +45,17 @@ class Transducer(nn.Module):
         predicted, state = self.predictor.step(state, tokens)
         return self.predictor_proj(predicted), state
 
-    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Projected predictions after every prefix of a prefix tree, and the row of each prefix. (M,) -> (R, W), (M,)
-
-        Node 0 is the empty prefix; `parents` precede their children, and `tokens` are the last tokens. Prefixes that
-        the prediction network does not distinguish share a row.
-        """
-        predicted, rows = self.predictor.predict_prefixes(parents, tokens)
-        return self.predictor_proj(predicted), rows
-
     def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
         """Log-probabilities of all classes at one projected frame (W,) for each prediction (n, W). (n, V)"""
         return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
 
+    @property
+    def array_head(self) -> "ArrayHead":
+        """The same head with numpy arrays, as the searches use it."""
+        return ArrayHead(self)
 
-class _StatelessPredictor(nn.Module):
+
+class StatelessPredictor(nn.Module):
     """Prediction network over the last `context` tokens (Ghodsi et al. 2020); small, and hard to overfit.
 
     The state holds these tokens. (n, context)
@@ -83,21 +80,12 @@ class _StatelessPredictor(nn.Module):
         state = torch.cat([state[:, 1:], tokens[:, None]], dim=1)
         return self._predict(state), state
 
-    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        recent = torch.full((len(parents), self.context), _START)  # last tokens of each prefix
-        ancestors = torch.arange(len(parents))
-        for back in range(self.context - 1, -1, -1):
-            recent[:, back] = torch.where(ancestors > 0, tokens[ancestors], _START)
-            ancestors = parents[ancestors]
-        distinct, rows = recent.unique(dim=0, return_inverse=True)
-        return self._predict(distinct.to(self.embedding.weight.device)), rows
-
     def _predict(self, recent: Tensor) -> Tensor:
         embedded = F.dropout(self.embedding(recent).flatten(-2), self.dropout, self.training)
         return F.relu(self.linear(embedded))
 
 
-class _LSTMPredictor(nn.Module):
+class LSTMPredictor(nn.Module):
     """Prediction network over all tokens so far; the state holds hidden and cell state. (n, 2, depth, W)"""
 
     def __init__(self, settings: TransducerSettings, n_classes: int) -> None:
@@ -126,16 +114,50 @@ class _LSTMPredictor(nn.Module):
         outputs, after = self.lstm(self.embedding(tokens)[:, None], (hidden, cell))
         return outputs[:, 0], torch.stack(after).permute(2, 0, 1, 3)
 
-    def predict_prefixes(self, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        depth = torch.zeros_like(parents)
-        for node in range(1, len(parents)):
-            depth[node] = depth[parents[node]] + 1
-        predicted, state = self.start(1)
-        outputs = predicted.new_zeros(len(parents), predicted.shape[1])
-        outputs[0], nodes = predicted[0], torch.zeros(1, dtype=torch.int64)
-        for length in range(1, int(depth.max()) + 1):  # one batch of prefixes of equal length at a time
-            longer = (depth == length).nonzero()[:, 0]
-            above = torch.searchsorted(nodes, parents[longer]).to(predicted.device)
-            predicted, state = self.step(state[above], tokens[longer].to(predicted.device))
-            outputs[longer.to(predicted.device)], nodes = predicted, longer
-        return outputs, torch.arange(len(parents))
+
+class ArrayHead:
+    """`TransducerHead` of the searches (`decoding/heads.py`), computed by a torch module."""
+
+    def __init__(self, transducer: Transducer) -> None:
+        self.transducer = transducer
+
+    @property
+    def n_classes(self) -> int:
+        return self.transducer.output.out_features
+
+    @property
+    def context(self) -> int | None:
+        predictor = self.transducer.predictor
+        return predictor.context if isinstance(predictor, StatelessPredictor) else None
+
+    @property
+    def _device(self) -> torch.device:
+        return self.transducer.output.weight.device
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    @torch.inference_mode()
+    def project(self, frames: np.ndarray) -> np.ndarray:
+        return self.transducer.encoder_proj(self._tensor(frames)).cpu().numpy()
+
+    @torch.inference_mode()
+    def silent_frame(self) -> np.ndarray:
+        zeros = self.transducer.output.weight.new_zeros(self.transducer.encoder_proj.in_features)
+        return self.transducer.encoder_proj(zeros).cpu().numpy()
+
+    @torch.inference_mode()
+    def start(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        predicted, state = self.transducer.start(n)
+        return predicted.cpu().numpy(), state.cpu().numpy()
+
+    @torch.inference_mode()
+    def step(self, state: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        predicted, after = self.transducer.step(self._tensor(state), self._tensor(tokens))
+        return predicted.cpu().numpy(), after.cpu().numpy()
+
+    @torch.inference_mode()
+    def join(self, frames: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        hidden = torch.tanh(self._tensor(frames)[:, None] + self._tensor(predicted))
+        logits = self.transducer.output(hidden).float()  # (f, R, V)
+        return logits.cpu().numpy(), logits.logsumexp(-1).cpu().numpy()

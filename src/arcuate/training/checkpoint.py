@@ -20,7 +20,7 @@ from torch import Tensor
 
 from arcuate.config import Settings
 from arcuate.errors import UserError
-from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
+from arcuate.files import atomic_folder, check_resources, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
     CONFIG_FILE,
     STATE_FILE,
@@ -137,7 +137,8 @@ class Checkpoint:
         path = self.folder / _TENSORS_FILE
         try:
             return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
-        except SafetensorError as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
+            check_resources(error, path)
             raise UserError(f"{path} cannot be read ({error})") from None
 
 

@@ -328,12 +328,13 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
 
 
-def find_small_updates(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:
-    """Yield a sentence if eps, learning rate and reduction together leave updates too small for the run to learn.
+def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:
+    """Yield a sentence if eps, learning rate, clipping and reduction together make updates too small or too large.
 
     An estimate from the update rule: gradients of norm 1 (mean_per_token) or 35 (others), clipped and spread evenly
     over the weights; Adam multiplies the learning rate by gradient / (gradient + eps). All updates in one direction
-    should move the weights by several times their own size, which is about 1 / sqrt(3 × width) at the start.
+    should move the weights by several times their own size, which is about 1 / sqrt(3 × width) at the start. One update
+    should not move every weight by more than the limit measured with benchmarks/what_explodes.py.
     """
     optimizer, reduction = recipe.optimizer, recipe.loss.ctc.reduction
     if optimizer.kind not in _ADAM_KINDS or recipe.loss.ctc.weight == 0:
@@ -343,6 +344,13 @@ def find_small_updates(recipe: TrainingConfig, n_parameters: int) -> Iterator[st
     share = gradient / (gradient + optimizer.eps)
     size = 1 / math.sqrt(3 * recipe.encoder.width)
     distance = recipe.train.steps * 0.5 * recipe.schedule.peak_lr * share / size
+    if (step := recipe.schedule.peak_lr * share) > _MAX_STEP:
+        yield (
+            f"the learning rate {recipe.schedule.peak_lr:g} with optimizer.eps {optimizer.eps:g} moves every weight by"
+            f" about {step:.2g} per step (loss.ctc.reduction {reduction}); above {_MAX_STEP:g} gradients exploded in a"
+            " model of 64 units, and wider ones failed at lower rates (docs/log.md, What explodes?); lower the learning"
+            " rate"
+        )
     if share < _FULL_UPDATES and distance < _MIN_DISTANCE:
         yield (
             f"optimizer.eps {optimizer.eps:g} is {optimizer.eps / gradient:.0f} times a typical gradient of this recipe"
@@ -354,6 +362,7 @@ def find_small_updates(recipe: TrainingConfig, n_parameters: int) -> Iterator[st
 
 _ADAM_KINDS = ("adam", "adamw")
 _FULL_UPDATES = 0.5  # share of Adam's update that is left by eps, above which eps does not matter
+_MAX_STEP = 0.015  # change of a weight in one update above which gradients explode
 _MIN_DISTANCE = 2.0  # sum of all updates / size of the weights below which a run hardly learns
 _TARGET_LENGTH = (30.0, 40.0)  # tokens in a typical sentence: ratio of a loss per trial to a mean per token
 _TOLERANCE = 1.5  # factor by which an eps scaled with the reduction may miss the target length
@@ -400,7 +409,7 @@ def _coupling_warning(lr_name: str, official: str, old: _UpdateScale, new: _Upda
         f"{' and '.join(changed)} changed against {official}, but not {' and '.join(kept)}."
         f" Adam is not invariant to the scale of gradients at the official eps {_format(old.eps)}: gradients far below"
         f" eps move weights by lr/eps, {_format(old.lr / old.eps)} → {_format(new.lr / new.eps)}, and"
-        f" {_describe_gradients(old, new)} (reasoned from the update rule, not a measured ablation)."
+        f" {_describe_gradients(old, new)} (measured in docs/log.md: What explodes?)."
     )
 
 

@@ -161,8 +161,11 @@ class Guard:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last steps were high or not finite, but too few of them for a verdict."""
-        return max(self.n_high, self.n_skipped) > 1
+        """Whether the last steps were high or not finite, but too few of them for a verdict.
+
+        The update of one high step was applied; that of one step that is not finite was not.
+        """
+        return self.n_high > 0 or self.n_skipped > 1
 
     def lower_eps(self, eps: float, gradient: float) -> float | None:
         """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.

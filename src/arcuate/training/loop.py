@@ -80,9 +80,12 @@ def train(
         lr = learning_rates.get("rest", max(learning_rates.values()))
         # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
         metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
+        if metrics is not None:
+            state.record_update_ratio(metrics.update_ratio)
         verdict = KEEP if metrics is None else _judge(state, metrics, lr)
         if verdict.applies_update and (metrics is None or metrics.may_update):
-            state.record_update_ratio(apply_update(state, measure=(state.step + 1) % settings.log_every == 0))
+            # Measured one step before a row, so that the row's own read brings it along.
+            apply_update(state, measure=(state.step + 2) % settings.log_every == 0)
         finish_step(state)
         state.step += 1
         state.position += settings.accumulate
@@ -169,6 +172,7 @@ class _Loop:
         """Add all steps whose metrics are still on the device."""
         steps = read_metrics([step for step, _, _ in self.unread])
         for metrics, (_, n_trials, waiting_s) in zip(steps, self.unread, strict=True):
+            self.state.record_update_ratio(metrics.update_ratio)
             self.state.interval.add(metrics, n_trials, waiting_s, None)
         self.unread.clear()
 
@@ -201,6 +205,7 @@ class _Loop:
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
         self._read_metrics()
+        state.read_update_ratio()
         if self.distributed.is_main:
             name = state.save(scheduled)
             if improved:

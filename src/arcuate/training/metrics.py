@@ -20,6 +20,7 @@ class StepMetrics:
     length_ratio: float  # length of the greedy output / length of the targets
     losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
     loss_scale: float | None = None  # of fp16; None in other precisions
+    update_ratio: float | None = None  # norm of the update before this step / norm of the weights, if measured
 
     @property
     def overflowed(self) -> bool:
@@ -43,8 +44,9 @@ class StepMetrics:
     def to_dict(self) -> dict[str, float | str | None]:
         """Return plain values for incidents.jsonl; non-finite numbers become text, because JSON has none."""
         values = asdict(self)
-        if self.loss_scale is None:
-            del values["loss_scale"]
+        for name in ("loss_scale", "update_ratio"):
+            if values[name] is None:
+                del values[name]
         values |= {f"loss_{head}": loss for head, loss in values.pop("losses").items()}
         return {name: v if v is None or math.isfinite(v) else str(v) for name, v in values.items()}
 

@@ -181,14 +181,14 @@ class WeightAverages:
         if not self.current:
             yield
             return
-        own = [p.data for p in parameters]
+        # Copied in place: cuDNN needs the weights of a GRU in one block of memory, which other tensors are not part of.
+        weights = [p.data for p in parameters]
+        own = [w.clone() for w in weights]
         try:
-            for parameter, averaged in zip(parameters, self.current, strict=True):
-                parameter.data = averaged
+            torch._foreach_copy_(weights, self.current)
             yield
         finally:
-            for parameter, data in zip(parameters, own, strict=True):
-                parameter.data = data
+            torch._foreach_copy_(weights, own)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the averages as named tensors for a checkpoint."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from arcuate.config import Change, diff
 from arcuate.errors import UserError
+from arcuate.files import OutOfResources, check_resources
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.progress import logger
@@ -91,7 +92,10 @@ def resume(
             if not is_edited:
                 state.check_rows(checkpoint)
                 state.restore(checkpoint)
+        except OutOfResources:  # the checkpoint is not to blame, and an earlier one would lose its steps
+            raise
         except (UserError, OSError) as error:
+            check_resources(error, folder)
             problems.append(str(error))
             continue
         if is_edited:

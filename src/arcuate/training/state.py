@@ -64,6 +64,7 @@ class TrainingState:
         self.stage_bests: dict[str, Best] = {}  # of completed stages, by name
         self.validations: list[tuple[int, float]] = []  # recent steps and PERs
         self.interval = IntervalMetrics()
+        self.unread_update_ratio: torch.Tensor | None = None  # measured, and still on the device
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
         self.recipe_hash: str | None = None  # of recipe.yaml when the run was started or resumed
@@ -146,6 +147,12 @@ class TrainingState:
         if ratio is not None and math.isfinite(ratio):
             self.interval.update_ratio = ratio
             self.guard.record_update_ratio(ratio)
+
+    def read_update_ratio(self) -> None:
+        """Transfer a measured ratio that the next step would read, before a checkpoint or a rewind."""
+        if self.unread_update_ratio is not None:
+            self.record_update_ratio(float(self.unread_update_ratio))
+            self.unread_update_ratio = None
 
     def stage_summary(self) -> dict[str, Any]:
         """Return the outcome of the stage that has just ended, and the step at which the run will end."""
@@ -263,7 +270,7 @@ class TrainingState:
             restore_optimizer(self.optimizer, tensors)
             if saved.scaler:
                 self._fp16_scaler.load_state_dict(saved.scaler)
-        self.step = saved.step
+        self.step, self.unread_update_ratio = saved.step, None
 
     def check_rows(self, checkpoint: Checkpoint) -> None:
         """Require all rows written before the checkpoint, because they will not be written again."""

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from arcuate.data.alphabet import BLANK
-from arcuate.data.augmentation import augment
+from arcuate.data.augmentation import augment, draw_cut
 from arcuate.data.batching import Batch
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.config import RuntimeSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
@@ -28,7 +27,7 @@ Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the 
 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
-_VALUES = (*_SUMS, "grad_norm", "n_distinct", "loss_scale")
+_VALUES = (*_SUMS, "grad_norm", "n_distinct", "loss_scale", "update_ratio")
 _INTERMEDIATE = "intermediate."  # prefix of the tensors of `EncodeModule`
 
 
@@ -71,6 +70,7 @@ def _step_metrics(step: DeviceMetrics, values: Sequence[float]) -> StepMetrics:
         length_ratio=totals["output_tokens"] / max(totals["target_tokens"], 1),
         losses=means,
         loss_scale=totals["loss_scale"] or None,
+        update_ratio=totals["update_ratio"] if math.isfinite(totals["update_ratio"]) else None,
     )
 
 
@@ -92,7 +92,10 @@ def compute_gradients(
         with autocast(state.precision, device):
             outputs = forward(state.model, encode, batch, state.recipe, loss_settings)
         modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
-        losses = compute_losses(outputs, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths)
+        mean_frames = _mean_frames(state, batch)
+        losses = compute_losses(
+            outputs, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths, mean_frames
+        )
         per_trial = weighted_loss(losses, loss_settings)
         # A process without trials of its own repeats one, because every process needs the graph; it must not count,
         # even if its loss is infinite.
@@ -105,9 +108,19 @@ def compute_gradients(
     class_counts = sums[len(_SUMS) :]
     class_counts[BLANK] = 0
     scale = state.scaler.scale(sums.new_ones(())) if state.scaler.is_enabled() else sums.new_zeros(())
-    others = torch.stack([grad_norm.to(device), (class_counts > 0).sum(), scale.to(device)])
+    ratio = sums.new_full((), math.nan) if state.unread_update_ratio is None else state.unread_update_ratio
+    state.unread_update_ratio = None
+    others = torch.stack([grad_norm.to(device), (class_counts > 0).sum(), scale.to(device), ratio.to(sums.dtype)])
     values = torch.cat([sums[: len(_SUMS)], others])
     return DeviceMetrics(values, n_trials, n_classes, loss_settings, tuple(n for n in LOSS_NAMES if n in losses))
+
+
+def _mean_frames(state: TrainingState, batch: Batch) -> float:
+    """Mean number of frames over the trials of all processes, which every process knows without communication."""
+    cut = draw_cut(state.recipe.augment, state.recipe.train.seed, batch.position)
+    count_frames = state.recipe.front_end.patch.count_frames
+    frames = [count_frames(max(n_bins - cut, 1)) for n_bins in batch.all_lengths]
+    return float(torch.tensor(frames, dtype=torch.float32).mean())
 
 
 def _zero_loss(outputs: Outputs) -> Tensor:
@@ -171,22 +184,21 @@ def _clip_gradients(state: TrainingState) -> Tensor:
     return torch.nn.utils.clip_grad_norm_(state.model.parameters(), max_norm)
 
 
-def apply_update(state: TrainingState, measure: bool = False) -> float | None:
+def apply_update(state: TrainingState, measure: bool = False) -> None:
     """Update the weights from their gradients, and the averages from the weights; call `finish_step` afterwards.
 
     The gradients are unscaled and known to be finite if there is a loss scaler, so its own check, which would
-    synchronise once more, is not needed. With `measure`, return norm of the update / norm of the weights before it:
-    that copies the weights and transfers one number, so it is done at the steps that write a row.
+    synchronise once more, is not needed. With `measure`, norm of the update / norm of the weights before it is computed
+    as well, which copies the weights; it stays on the device and is read with the metrics of the next step.
     """
     before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
     state.optimizer.step()
     state.averages.update(state.model, state.step + 1)
-    if not before:
-        return None
-    after = [p.detach() for p in state.model.parameters() if p.grad is not None]
-    size = torch.nn.utils.get_total_norm(before)
-    torch._foreach_sub_(before, after)
-    return float(torch.nn.utils.get_total_norm(before) / size)
+    if before:
+        after = [p.detach() for p in state.model.parameters() if p.grad is not None]
+        size = torch.nn.utils.get_total_norm(before)
+        torch._foreach_sub_(before, after)
+        state.unread_update_ratio = torch.nn.utils.get_total_norm(before) / size
 
 
 def finish_step(state: TrainingState) -> None:
@@ -199,7 +211,6 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
 
     Call it again when other components become trainable.
     """
-    configure_cuda(recipe.runtime, device)
     if distributed.size > 1:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
         device_ids = [device.index] if device.type == "cuda" else None
@@ -211,14 +222,6 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     if recipe.runtime.compile and device.type == "cuda":
         return partial(torch.compile(encode_for_training), model)
     return partial(encode_for_training, model)
-
-
-def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
-    """Apply the settings that only concern CUDA. TF32 has two switches: matrix products, and cuDNN (GRU, LSTM)."""
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
-        torch.backends.cudnn.allow_tf32 = runtime.tf32
-        torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
 
 
 class EncodeModule(nn.Module):

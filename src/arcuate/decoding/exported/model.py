@@ -57,6 +57,11 @@ class StepOutputs:
     log_probs: np.ndarray  # (f, V)
     joiner_frames: np.ndarray | None  # (f, W) projected for the transducer's joiner
 
+    def followed_by(self, other: "StepOutputs") -> "StepOutputs":
+        frames = [f for f in (self.joiner_frames, other.joiner_frames) if f is not None]
+        log_probs = np.concatenate([self.log_probs, other.log_probs])
+        return StepOutputs(log_probs, np.concatenate(frames) if frames else None)
+
 
 @dataclass(frozen=True, eq=False)
 class ExportedModel:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from arcuate.data.alphabet import boundary_index
 from arcuate.decoding.exported.archive import METADATA, Archive, damaged, open_archive
 from arcuate.decoding.exported.graph_check import check_graph
 from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
+from arcuate.decoding.exported.transducer import ExportedTransducer
+from arcuate.decoding.heads import HEAD_NAMES, Head
 from arcuate.decoding.layout import ModelDelay, ModelLayout
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.errors import UserError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "arcuate-export", 1
 LANGUAGE_MODEL = "ngram.alm"
 LEXICON_WORDS = "lexicon.words.txt"
+SILENT_FRAME = "silent_frame.f32"  # of the transducer
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
@@ -68,6 +72,14 @@ class ExportedFile:
     @property
     def has_words(self) -> bool:
         return LANGUAGE_MODEL in self.archive
+
+    @property
+    def head(self) -> Head:
+        """The heads to decode with: CTC, or both with the transducer."""
+        head = self.metadata.get("head", "ctc")
+        if head not in HEAD_NAMES:
+            raise damaged(self.path, f"its head is {head!r:.40}")
+        return head
 
     @property
     def trained_on(self) -> Mapping[str, Any]:
@@ -115,8 +127,34 @@ def load_model(file: ExportedFile, threads: int = 1) -> ExportedModel:
     return ExportedModel(file.layout, bin_graph, frame_graph, {**bin_states, **frame_states}, weights, biases)
 
 
-def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGraph, dict[str, np.ndarray]]:
-    """One graph and the initial values of its state tensors."""
+def load_transducer(file: ExportedFile, threads: int = 1) -> ExportedTransducer:
+    """Load prediction network and joiner of a file whose head is not CTC alone."""
+    described = file.metadata.get("transducer")
+    sizes = described if isinstance(described, dict) else {}
+    width, depth, context = (sizes.get(key) for key in ("width", "depth", "context"))
+    for size, limit in ((width, 8192), (depth, 16), (1 if context is None else context, 8)):
+        if type(size) is not int or not 1 <= size <= limit:
+            raise damaged(file.path, "its transducer is not described as expected")
+    assert isinstance(width, int) and isinstance(depth, int)
+    real, whole = "tensor(float)", "tensor(int64)"
+    predictor, inputs, outputs = _open_session(file, "predictor", threads)
+    if context is None:
+        expected: dict[str, Any] = {"tokens": (whole, ("n",)), "state": (real, ("n", 2, depth, width))}
+        results: dict[str, Any] = {"predicted": (real, ("n", width)), "state.next": (real, ("n", 2, depth, width))}
+    else:
+        expected, results = {"recent": (whole, ("n", context))}, {"predicted": (real, ("n", width))}
+    joiner, joiner_inputs, joiner_outputs = _open_session(file, "joiner", threads)
+    n_classes = len(file.layout.classes)
+    joined = {"frames": (real, ("f", 1, width)), "predicted": (real, ("r", width))}
+    logits = {"logits": (real, ("f", "r", n_classes))}
+    if (inputs, outputs, joiner_inputs, joiner_outputs) != (expected, results, joined, logits):
+        raise damaged(file.path, "the graphs of its transducer do not match its metadata")
+    silence = file.archive.array(SILENT_FRAME, "float32", (width,))
+    return ExportedTransducer(predictor, joiner, n_classes, width, context, depth, silence)
+
+
+def _open_session(file: ExportedFile, name: str, threads: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A graph in ONNX Runtime, and types and shapes of its inputs and outputs."""
     try:
         import onnxruntime
     except ImportError:
@@ -127,13 +165,45 @@ def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGrap
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    errors = _runtime_errors()
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime raises classes of its own, which share no base
+    except errors as error:
         raise damaged(file.path, f"{name}.onnx cannot be loaded ({' '.join(str(error).split())[:120]})") from None
-    initial = _initial_states(file, name)
     inputs = {i.name: (i.type, tuple(i.shape)) for i in session.get_inputs()}
     outputs = {o.name: (o.type, tuple(o.shape)) for o in session.get_outputs()}
+    return _CheckedSession(session, errors, where), inputs, outputs
+
+
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of ONNX Runtime, which share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found = [c for c in vars(state).values() if isinstance(c, type) and issubclass(c, Exception)]
+    return (*found, RuntimeError, ValueError)
+
+
+@dataclass(frozen=True, eq=False)
+class _CheckedSession:
+    """A graph whose failures are user errors: a graph made to deceive may load and fail on its inputs."""
+
+    session: Any
+    errors: tuple[type[Exception], ...]
+    where: str
+
+    def run(self, outputs: list[str], inputs: dict[str, Any], /) -> list[np.ndarray]:
+        try:
+            found: list[np.ndarray] = self.session.run(outputs, inputs)
+        except self.errors as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"{self.where} cannot be computed ({reason}); export the model again") from None
+        return found
+
+
+def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGraph, dict[str, np.ndarray]]:
+    """One graph and the initial values of its state tensors."""
+    session, inputs, outputs = _open_session(file, name, threads)
+    initial = _initial_states(file, name)
     for state, value in initial.items():
         expected = (_ONNX_TYPES[value.dtype.name], value.shape)
         if inputs.get(state) != expected or outputs.get(state + NEXT) != expected:
@@ -155,7 +225,8 @@ def _check_interface(
     if name == "frame":
         expected: dict[str, Any] = {"patch": (real, (layout.patch_bins, n))}
         matches = inputs == expected and results[:1] == ("log_probs",)
-        matches = matches and outputs["log_probs"] == (real, (1, len(layout.classes))) and len(results) <= 2
+        matches = matches and outputs["log_probs"] == (real, (1, len(layout.classes)))
+        matches = matches and results[1:] == (() if file.head == "ctc" else ("joiner_frame",))
     else:
         known = {"bin": (real, (1, n)), "is_data": flag, "is_ready": flag, "by_block": flag}
         known |= {"mean": (real, (1, n)), "sd": (real, (1, n)), "past_bins": ("tensor(double)", (1, 1))}
@@ -283,7 +354,17 @@ def read_language_model(file: ExportedFile) -> "LanguageModel":
     member, name = file.archive.member(LANGUAGE_MODEL), file.metadata.get("lm")
     model = LanguageModel.open(file.path, member.offset, member.size)
     check_values(model)
+    _release_pages(model.arrays.log_probs)
     return replace(model, name=name if isinstance(name, str) else model.name)
+
+
+def _release_pages(array: np.ndarray) -> None:
+    """Return the pages of a mapped array to the system after a check that read all of them; use reads them again."""
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def lexicon_members(lexicon: "Lexicon") -> dict[str, bytes]:

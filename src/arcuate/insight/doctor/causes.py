@@ -472,8 +472,8 @@ def _too_short(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
 def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     """Advice for a healthy run, only with evidence from this run: what the guard changed, or a long run that memorises.
 
-    Heavy time masking gained 18 % of word errors after 250 epochs in the literature; after ten epochs it costs 3 points
-    of PER (docs/log.md), so it is not advised for short runs.
+    Heavy time masking gained 18 % of word errors after 250 epochs in the literature and slows down short runs, so it is
+    not advised for them.
     """
     causes = []
     peak, scale = _peak_learning_rate(m), m.log.lr_scale
@@ -492,7 +492,7 @@ def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     if epochs is not None and epochs >= _LONG_TRAINING_EPOCHS and not m.log.settings.get("augment.time_masks.n_masks"):
         because = (
             f"the run has {epochs:,.0f} epochs; heavy masks gave 18 % fewer word errors after 250 epochs in the"
-            " literature, but cost 3 points of PER after ten"
+            " literature, and slow down short runs"
         )
         causes.append(make_cause("masks", "the run may gain from time masks", because, _TIME_MASKS, score=_FOURTH))
     return causes

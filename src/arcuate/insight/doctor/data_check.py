@@ -18,7 +18,7 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import text_to_tokens
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict, read_jsonl
-from arcuate.progress import Progress, counted
+from arcuate.progress import Progress, counted, percent
 from arcuate.run import Run, RunLike, open_run
 
 _SEVERE = 0.05  # fraction of the training trials above which a fault can explain a failed run
@@ -220,7 +220,8 @@ def _check_results(
     middle = float(np.median(rates))
     if middle > _DECODES_WELL:
         notes.append(
-            f"labels cannot be checked against the output: the median error rate of the training trials is {middle:.2f}"
+            "labels cannot be checked against the output: the median error rate of the training trials is"
+            f" {percent(middle)}"
         )
         return
     spread = 1.4826 * float(np.median(np.abs(rates - middle)))
@@ -228,7 +229,7 @@ def _check_results(
     suspects = [d for d in suspects if not contradicts_text(d.trial) or not d.trial.text]
     yield from _note_sessions(decoded, notes)
     swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
-    text = f"are decoded as something else than their label (median error rate {middle:.2f})"
+    text = f"are decoded as something else than their label (median error rate {percent(middle)})"
     for fault in _fault(
         "suspected labels", text, "check the labels of these trials against the recordings",
         [d.trial for d in suspects], len(decoded),
@@ -266,7 +267,8 @@ def _note_sessions(decoded: Sequence[_Decoded], notes: list[str]) -> Iterator[Da
             affected = [d.trial for d in decoded if d.trial.session == session]
             yield from _fault(
                 "session without information",
-                f"belong to session {session}, which is decoded with an error rate of {rate:.2f}, others {middle:.2f}",
+                f"belong to session {session}, which is decoded with an error rate of {percent(rate)}, others"
+                f" {percent(middle)}",
                 f"inspect session {session}, or leave it out (data.sessions)", affected, len(decoded),
             )  # fmt: skip
 

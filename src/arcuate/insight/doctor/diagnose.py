@@ -19,7 +19,7 @@ from arcuate.insight.doctor.recipe_checks import Cause
 from arcuate.insight.doctor.remedy import Remedy, make_remedy
 from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.insight.doctor.training_log import TrainingLog
-from arcuate.progress import Progress
+from arcuate.progress import Progress, percent
 
 # If several verdicts apply, the first of them in this order is the primary one.
 VERDICTS = (
@@ -244,9 +244,9 @@ def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
     first_rate, best_rate = float(per.values[0]), float(per.values.min())
     summed = first_loss is None or first_loss > _SUMMED_LOSS
     if best_rate < _BEST_OF_24:
-        reason = f"no published decoder reaches an error rate of {best_rate:.3f} on '24"
+        reason = f"no published decoder reaches an error rate of {percent(best_rate)} on '24"
     elif first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
-        reason = f"the initial error rate is {first_rate:.2f}, above 1"
+        reason = f"the initial error rate is {percent(first_rate)}, above 100 %"
     elif first_loss is not None and summed:
         reason = f"an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
     else:
@@ -362,6 +362,6 @@ def compare_with_official(log: TrainingLog, dataset: str | None) -> tuple[str, .
         return ()
     step = float(per.steps[inside[-1]])
     return (
-        f"at batch {int(step):,} this run had PER {per.values[inside[-1]]:.3f}, the official {dataset} model"
-        f" {reference.at(step):.3f} (mean of {reference.n_runs} runs)",
+        f"at batch {int(step):,} this run had PER {percent(float(per.values[inside[-1]]))}, the official {dataset}"
+        f" model {percent(reference.at(step))} (mean of {reference.n_runs} runs)",
     )

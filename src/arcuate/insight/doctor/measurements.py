@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from arcuate.insight.doctor.training_log import Series, TrainingLog, running_median
+from arcuate.progress import percent
 
 _MIN_SMOOTHED = 9  # with fewer evaluations no smoothing is applied
 _OUTLIER = 0.9  # an evaluation below this fraction of the smoothed minimum is real: noise is 1 to 2 %
@@ -32,6 +33,10 @@ class Measurements:
         if self.log.n_trials_seen and self.log.n_train:
             return self.log.n_trials_seen / self.log.n_train
         return None
+
+    def shown(self, value: float) -> str:
+        """A value of the judged quantity: an error rate in per cent, or a loss."""
+        return f"{value:.3f}" if self.loss_only else percent(float(value))
 
     @property
     def loss_only(self) -> bool:
@@ -306,7 +311,8 @@ def _first_damaging(
         if len(earlier) and len(later) and float(np.median(later)) > (1 + _DAMAGE) * float(earlier.min()):
             evidence = (
                 f"{name} jumped to {ratio[i]:.0f} times its level at step {int(step):,}",
-                f"{m.log.error_name} was worse afterwards: {np.median(later):.3f}, {earlier.min():.3f} before",
+                f"{m.log.error_name} was worse afterwards: {m.shown(float(np.median(later)))},"
+                f" {m.shown(float(earlier.min()))} before",
             )
             return Instability(int(step), evidence)
     return None

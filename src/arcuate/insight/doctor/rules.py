@@ -12,6 +12,7 @@ from arcuate.insight.doctor.measurements import (
     non_finite_gradients,
     non_finite_losses,
 )
+from arcuate.progress import percent
 
 _FEW, _FEW_IN_WARMUP = 5, 6  # too few evaluations: n < 5, or n <= 6 in warm-up
 _FROZEN_HIGH = 0.5  # identical evaluations at this error rate or above mean a constant output
@@ -89,8 +90,8 @@ def _too_short(m: Measurements) -> Finding | None:
     if m.stuck_train_loss is not None:
         before, after = m.stuck_train_loss
         evidence.append(
-            f"nothing has changed so far: {m.log.error_name} is still {m.evaluations.values[-1]:.3f} and training loss"
-            f" went from {before:.3g} to {after:.3g}; continuing unchanged is unlikely to help"
+            f"nothing has changed so far: {m.log.error_name} is still {m.shown(m.evaluations.values[-1])} and training"
+            f" loss went from {before:.3g} to {after:.3g}; continuing unchanged is unlikely to help"
         )
     return Finding("too_short", tuple(evidence))
 
@@ -103,14 +104,14 @@ def _collapsed(m: Measurements) -> Finding | None:
         return None
     name, learnt = m.log.error_name, m.best < CONSTANT_OUTPUT_PER
     if learnt:
-        text = f"{name} had reached {m.best_raw:.3f} at step {m.best_step:,} and returned to {m.end:.3f}"
+        text = f"{name} had reached {m.shown(m.best_raw)} at step {m.best_step:,} and returned to {m.shown(m.end)}"
     else:
         text = (
-            f"{name} never left the level of a constant output (all-blank solution): best {m.best_raw:.3f},"
-            f" last {m.end:.3f}"
+            f"{name} never left the level of a constant output (all-blank solution): best {m.shown(m.best_raw)},"
+            f" last {m.shown(m.end)}"
         )
     falling = not learnt and m.gain >= _FALLING and m.regression <= _RECOVERED
-    slow = (f"it is still falling, by {_percent(m.gain)} over the last third",) if falling else ()
+    slow = (f"it is still falling, by {_relative(m.gain)} over the last third",) if falling else ()
     return Finding("collapsed", (text, *slow, *_frozen_text(m)), _constant_output_since(m), minor=falling)
 
 
@@ -126,8 +127,8 @@ def _degraded(m: Measurements) -> Finding | None:
     if not _train_loss_rose(m) if m.loss_only else m.end - m.best < _DEGRADED_BY:
         return None
     text = (
-        f"best {_judged_name(m)} {m.best_raw:.3f} at step {m.best_step:,}, then {m.end:.3f} at the end"
-        f" (+{_percent(m.regression)})"
+        f"best {_judged_name(m)} {m.shown(m.best_raw)} at step {m.best_step:,}, then {m.shown(m.end)} at the end"
+        f", {_relative(m.regression)} higher"
     )
     return Finding("degraded", (text, *_train_loss_text(m)), m.best_step)
 
@@ -145,11 +146,11 @@ def _overfit(m: Measurements) -> Finding | None:
     name = m.log.error_name
     gain_since = 1 - m.end / m.value_at(step) if m.value_at(step) > 0 else 0.0
     if m.regression >= max(_RATE_ROSE, 2 * m.noise):
-        text += f", and {name} ended {_percent(m.regression)} above its best at step {m.best_step:,}"
+        text += f", and {name} ended {_relative(m.regression)} above its best at step {m.best_step:,}"
         return Finding("overfit", (text, *_train_loss_text(m)), step)
     if step <= m.step_at(2 / 3) and gain_since < _RATE_ROSE:
         return Finding("overfit", (f"{text}, and {name} has not improved since", *_train_loss_text(m)), step)
-    text += f" while {name} improved by another {_percent(gain_since)}: harmless over-confidence"
+    text += f" while {name} improved by another {_relative(gain_since)}: harmless over-confidence"
     return Finding("overfit", (text,), step, minor=True)
 
 
@@ -198,7 +199,7 @@ def _unfinished(m: Measurements) -> Finding | None:
     high = m.level is not None and m.level >= limit and _still_falling(m)
     no_reference = m.level is None and (m.loss_only or m.best >= _HIGH_ANYWHERE)
     leads = falling and (stopped_early or high or no_reference)
-    text = f"{_judged_name(m)} was still falling, by {_percent(m.gain)} over the last third, with its best at the end"
+    text = f"{_judged_name(m)} was still falling, by {_relative(m.gain)} over the last third, with its best at the end"
     if m.finished and not leads:
         return Finding("", (f"{text}: a longer schedule may gain more",), None, minor=True)
     evidence = [text + _level_text(m)]
@@ -230,7 +231,9 @@ def _fallback(m: Measurements) -> Finding:
 
 def _slightly_worse(m: Measurements) -> Finding:
     """Slightly above its best at the end: overfit if training continued to improve, else degraded."""
-    text = f"{_judged_name(m)} ended at {m.end:.3f}, {_percent(m.regression)} above its best at step {m.best_step:,}"
+    text = (
+        f"{_judged_name(m)} ended at {m.shown(m.end)}, {_relative(m.regression)} above its best at step {m.best_step:,}"
+    )
     loss_rose = m.val_loss_rise is None or m.val_loss_rise[0] > _RECOVERED
     verdict = "overfit" if loss_rose and not _train_loss_rose(m) else "degraded"
     return Finding(verdict, (text, *_train_loss_text(m)), m.best_step)
@@ -238,8 +241,8 @@ def _slightly_worse(m: Measurements) -> Finding:
 
 def _healthy(m: Measurements) -> Finding:
     """Within 5 % of its best at the end, at a normal level for the data."""
-    above = f", {_percent(m.regression)} above its best" if m.regression > 0.001 else ", its best"
-    return Finding("healthy", (f"{_judged_name(m)} ended at {m.end:.3f}{above}{_level_text(m)}",))
+    above = f", {_relative(m.regression)} above its best" if m.regression > 0.001 else ", its best"
+    return Finding("healthy", (f"{_judged_name(m)} ended at {m.shown(m.end)}{above}{_level_text(m)}",))
 
 
 def _is_constant_output(m: Measurements) -> bool:
@@ -288,12 +291,12 @@ def _frozen_text(m: Measurements) -> tuple[str, ...]:
 
 
 def _gain_text(m: Measurements) -> str:
-    gain = f"improved by {_percent(m.gain)}" if m.gain > 0 else "did not improve"
-    return f"{m.log.error_name} {gain} over the last third; best {m.best_raw:.3f}{_level_text(m)}"
+    gain = f"improved by {_relative(m.gain)}" if m.gain > 0 else "did not improve"
+    return f"{m.log.error_name} {gain} over the last third; best {m.shown(m.best_raw)}{_level_text(m)}"
 
 
 def _level_text(m: Measurements) -> str:
-    return "" if m.level is None else f" ({m.level:.2f} times the reference level {m.reference:g})"
+    return "" if m.level is None else f" ({m.level:.2f} times the reference level {percent(m.reference)})"
 
 
 def _train_loss_text(m: Measurements) -> tuple[str, ...]:
@@ -318,3 +321,8 @@ def _train_loss_text(m: Measurements) -> tuple[str, ...]:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.1 else f"{100 * fraction:.1f} %"
+
+
+def _relative(fraction: float) -> str:
+    """A relative change, which must not be taken for a difference of error rates."""
+    return f"{_percent(fraction)} (relative)"

@@ -22,6 +22,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.files import read_jsonl, write_text
 from arcuate.insight.render import render
+from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
 from arcuate.insight.report.errors import confusions_section, decodings_section, sentences_section, sessions_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
@@ -76,6 +77,7 @@ def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     calibration, results = read_calibration(data.run), data.results
     words = sentences_section(data) if data.words is not None else None
+    confidence = confidence_section(data)
     tiles = _rate_tile(data), _word_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
@@ -88,7 +90,7 @@ def report_page(data: RunData) -> str:
         tiles=[tile for tile in tiles if tile],
         error_kinds=_error_kinds(data),
         n_phonemes=_n_phonemes(data),
-        sections=list(_sections(data, calibration is not None, data.words is not None)),
+        sections=list(_sections(data, calibration is not None, data.words is not None, confidence is not None)),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
         incidents=_incidents(data),
@@ -101,12 +103,13 @@ def report_page(data: RunData) -> str:
         examples_problem=results.examples_problem if results else None,
         decodings=decodings_section(data),
         words=words,
+        confidence=confidence,
         recipe=recipe_section(data),
         environment=environment_section(data),
     )
 
 
-def _sections(data: RunData, calibrated: bool, decoded: bool) -> Iterator[tuple[str, str]]:
+def _sections(data: RunData, calibrated: bool, decoded: bool, confident: bool) -> Iterator[tuple[str, str]]:
     """Anchors and titles of the sections."""
     if calibrated:
         yield "calibration", "Calibration"
@@ -120,6 +123,8 @@ def _sections(data: RunData, calibrated: bool, decoded: bool) -> Iterator[tuple[
         yield "decodings", "Example decodings"
     if decoded:
         yield "sentences", "Decoded sentences"
+    if confident:
+        yield "confidence", "Confidence"
     yield "recipe", "Recipe"
     yield "environment", "Data and machine"
 
@@ -248,7 +253,9 @@ def _word_tile(data: RunData) -> Tile | None:
     words = data.words
     if words and words.rate is not None:
         interval = [f"{100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%"] if words.interval else []
-        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split)))
+        speed = finite_number(lookup(words.summary, "rate.words_per_minute"))
+        pace = [] if speed is None else [f"{speed:.0f} words per minute"]
+        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split), *pace))
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()

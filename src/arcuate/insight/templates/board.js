@@ -91,14 +91,14 @@
       changes.title = row.changes.join("\n");
     }
     const pages = element("td", undefined, { class: "pages" });
-    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""]];
+    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""], ["sweep", row.sweep !== ""]];
     for (const [page, shown] of links) if (shown) pages.append(element("a", page, { href: `${page}?run=${encodeURIComponent(row.name)}` }));
     const spark = element("td", sparkline(row.curve), { class: "spark" });
     const number = (text, label, title) => element("td", text, { class: "number", "data-label": label, title: title || "" });
     tr.append(
       element("td", box), name, verdict, number(best, "best PER", row.best_step === null ? "" : `at step ${count(row.best_step)}`),
       number(percent(row.wer), "WER"), element("td", row.target || "–", { "data-label": "target" }), spark, number(steps, "steps"),
-      element("td", row.started.slice(0, 16).replace("T", " "), { "data-label": "started" }), changes, pages,
+      element("td", row.started.slice(0, 16).replace("T", " "), { class: "started", "data-label": "started" }), changes, pages,
     );
     return tr;
   };

@@ -19,7 +19,7 @@ import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.files import OutputKind, atomic_write, check_writable, explain_write_error
+from arcuate.files import OutputKind, atomic_write, check_resources, check_writable, explain_write_error
 from arcuate.language.ngram.query import NGramArrays, advance, links_are_valid, score_words, state_after
 from arcuate.language.ngram.text import BOS, EOS, UNK, Vocabulary, special_id
 from arcuate.progress import Progress
@@ -252,6 +252,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
     try:
         with atomic_write(path) as stream:
             yield stream
+            check_can_write(path, force)  # another process may have written it meanwhile
     except OSError as error:
         raise explain_write_error(error, path) from error
 
@@ -311,6 +312,7 @@ def map_arrays(
         size = path.stat().st_size - offset if size is None else size
         data = np.memmap(path, np.uint8, "r", offset, size)
     except (OSError, ValueError) as error:
+        check_resources(error, path)
         raise UserError(f"cannot read {path}: {error}") from error
     metadata = _read_metadata(head.pop("__metadata__", None), path)
     arrays, end = {}, 0

@@ -1,0 +1,190 @@
+"""Make the pictures of the documentation: `make pictures`, or some of them with --only.
+
+python benchmarks/pictures.py --run runs/demo --out docs/images
+
+report, trial and live need the demo run, guard, new-days and ablation the folders of their experiments (docs/log.md,
+docs/new-days.md); pictures whose folder is missing are left as they are. The others are made from simulated data.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import arcuate
+from arcuate.files import read_json
+from arcuate.run import Run
+
+WIDTH = 1280
+ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+TESTS = Path(__file__).parents[1] / "tests"
+
+
+@contextmanager
+def opened(page: Path | str, width: int = WIDTH, height: int = 900) -> Iterator[Any]:
+    """A page in a browser with all charts in view drawn."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or sys.exit("no chromium on this machine")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGS)
+        shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        shown.goto(page.resolve().as_uri() if isinstance(page, Path) else page)
+        shown.wait_for_selector(".plot[data-drawn], #charts[data-drawn]")
+        shown.wait_for_timeout(1500)
+        yield shown
+        browser.close()
+
+
+def report(run: Path, out: Path) -> None:
+    written = arcuate.write_report(run)
+    with opened(written, height=1330) as page:
+        page.screenshot(path=out / "report.png")
+
+
+def trial(run: Path, out: Path) -> None:
+    written = arcuate.write_report(run)
+    with opened(written, height=8000) as page:
+        page.locator("#trial figure").first.screenshot(path=out / "trial.png")
+
+
+def drift(_: Path, out: Path) -> None:
+    """Six sessions, and two much later ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        arcuate.simulate(root / "cohort", n_sessions=6, n_trials=40, n_electrodes=64, later=(30, 90))
+        store = arcuate.prepare(root / "cohort", root / "simulated cohort")
+        arcuate.write_drift(store, out=root / "drift.html")
+        with opened(root / "drift.html", height=1560) as page:
+            page.screenshot(path=out / "drift.png")
+
+
+def doctor(_: Path, out: Path) -> None:
+    """A fabricated '25 run whose learning rate rises until the run is lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, page_file = Path(folder) / "fabricated run.jsonl", Path(folder) / "doctor.html"
+        log.write_text("".join(json.dumps(row) + "\n" for row in _degrading_run()))
+        arcuate.diagnose(log, dataset="b2t25", planned_steps=120_000, html=page_file)
+        with opened(page_file, height=1500) as page:
+            page.screenshot(path=out / "doctor.png")
+
+
+def _degrading_run() -> Iterator[dict[str, float]]:
+    n, turn = 60, 0.42
+    for i in range(1, n + 1):
+        share = i / n
+        lr = 0.005 * min(share / 0.8, 1.0)
+        lost = max(0.0, share - turn)
+        per = 0.13 + 0.85 * math.exp(-14 * share) + min(0.75, 3.2 * lost) + 0.008 * math.sin(5.1 * i)
+        loss = 0.25 + 4 * math.exp(-10 * share) + 1.2 * lost
+        norm = 1.2 + 8 * math.exp(-12 * share) + 12 * lost + 0.3 * abs(math.sin(7.7 * i))
+        step = round(120_000 * share)
+        yield {"batch": step, "val_PER": per, "train_loss": loss, "val_loss": 1.3 * loss, "lr": lr, "grad_norm": norm}
+
+
+def board(_: Path, out: Path) -> None:
+    """Five fabricated runs, two of them selected."""
+    import threading
+
+    import uvicorn
+
+    from arcuate.insight.board import Board, make_app
+    from arcuate.live.clients import Access
+
+    sys.path.insert(0, str(TESTS))
+    make_run = import_module("support.fabricate_runs").make_run
+    data = {"path": "/nowhere", "hashes": None, "sessions": ["s1"], "simulated": True}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "runs"
+        rates = {"first": 0.212, "higher-lr": 0.188, "no-warm-up": 0.34, "wider": 0.171, "wider-seed-1": 0.176}
+        changes = {
+            "higher-lr": ["schedule.peak_lr=0.005"],
+            "no-warm-up": ["schedule.warmup_fraction=0"],
+            "wider": ["encoder.width=384"],
+            "wider-seed-1": ["encoder.width=384", "train.seed=1"],
+        }
+        for minute, (name, per) in enumerate(rates.items()):
+            make_run(root / name, changes.get(name, []), per=per, minute=minute, seed=minute, data=data)
+        port = 8795
+        app = make_app(Board(root), Access("127.0.0.1"))
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            thread.join(0.05)
+        with opened(f"http://127.0.0.1:{port}/?sort=best_per&order=up&run=first&run=wider", height=1060) as page:
+            page.screenshot(path=out / "board.png")
+        server.should_exit = True
+        thread.join()
+
+
+def mode_ssm(_: Path, out: Path) -> None:
+    (out / "mode-ssm.svg").write_text(import_module("mode_ssm_picture").draw(), encoding="utf-8")
+
+
+def guard(_: Path, out: Path, folder: Path = Path("runs/guard")) -> None:
+    experiment = import_module("guard_experiment")
+    runs = {arm: Run(folder / arm.name) for arm in experiment.ARMS}
+    _require(*(run.metrics_file for run in runs.values()))
+    experiment.draw(runs, out / "guard.svg")
+
+
+def new_days(_: Path, out: Path, folder: Path = Path("runs/new-days")) -> None:
+    results = folder / "new_days.gru.json"
+    _require(results)
+    found = json.loads(results.read_text())
+    for result in found:
+        result["days"] = {int(gap): measured for gap, measured in result["days"].items()}
+    import_module("new_days").draw(found, out / "new-days.svg")
+
+
+def ablation(_: Path, out: Path, folder: Path = Path("runs/ablation")) -> None:
+    _require(folder / "effects.svg")
+    read_json(folder / "ablation.json")
+    shutil.copyfile(folder / "effects.svg", out / "ablation.svg")
+
+
+def live(run: Path, out: Path) -> None:
+    """The live page, light, dark and on a phone."""
+    script = Path(__file__).with_name("live_pictures.py")
+    subprocess.run([sys.executable, script, "--run", run, "--out", out], check=True)
+
+
+def _require(*files: Path) -> None:
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(str(file))
+
+
+PICTURES: dict[str, Callable[[Path, Path], None]] = {
+    "report": report, "trial": trial, "drift": drift, "doctor": doctor, "board": board, "mode-ssm": mode_ssm,
+    "guard": guard, "new-days": new_days, "ablation": ablation, "live": live,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="the demo run")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        try:
+            PICTURES[name](options.run, options.out)
+            print(f"{name}: made")
+        except FileNotFoundError as error:
+            print(f"{name}: left as it is, {error} is missing")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Robustness benchmark: error rate of a run under corrupted input, and what defences at test time are worth.
+
+The mean corruption error (mCE) is the mean PER over all corruptions and severities. (Hendrycks & Dietterich 2019 divide
+by the errors of a reference model; here rates stay rates.) Everything is a function of the seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcuate.data.store import Store, TrialInfo
+from arcuate.errors import UserError
+from arcuate.evaluation.corruption import CORRUPTIONS, DEFENCES, SEVERITIES, CorruptedStore
+from arcuate.evaluation.evaluate import find_source, open_store, select_trials
+from arcuate.evaluation.metrics import total
+from arcuate.evaluation.trials import decode_trials
+from arcuate.files import fields_to_dict, write_json
+from arcuate.models.io import load_model
+from arcuate.models.model import Model
+from arcuate.models.runtime import configure_runtime
+from arcuate.progress import Progress, percent
+from arcuate.run import Run, RunLike, open_run
+
+
+@dataclass(frozen=True)
+class CorruptionErrors:
+    """PER of one corruption by severity, without and with each set of defences."""
+
+    name: str
+    per: dict[str, list[float | None]]  # "undefended" or names of defences -> PER by severity
+
+    def mean(self, defences: str) -> float | None:
+        """Mean PER over the severities."""
+        return _mean(self.per[defences])
+
+
+@dataclass(frozen=True)
+class RobustnessResult:
+    """Result of `bench_robustness`."""
+
+    run: str
+    split: str
+    checkpoint: str
+    n_trials: int
+    seed: int
+    clean_per: float | None
+    corruptions: tuple[CorruptionErrors, ...]
+    mce: dict[str, float | None]  # mean corruption error, by set of defences
+
+    @property
+    def relative(self) -> dict[str, float | None]:
+        """Mean corruption error relative to the undefended one."""
+        base = self.mce.get("undefended")
+        return {name: None if not base or value is None else value / base for name, value in self.mce.items()}
+
+    def summary(self) -> str:
+        """Clean error and mean corruption errors."""
+        lines = [f"PER {percent(self.clean_per)} clean, on {self.n_trials} {self.split} trials"]
+        for name, value in self.mce.items():
+            ratio = self.relative[name]
+            relative = "" if name == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
+            lines.append(f"mean corruption error {percent(value)} {name}{relative}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_to_dict(self), "relative": self.relative}
+
+
+def bench_robustness(
+    run: RunLike,
+    *,
+    split: str = "val",
+    data: str | Path | Store | None = None,
+    checkpoint: str = "best",
+    corruptions: Sequence[str] = (),
+    severities: Sequence[int] = SEVERITIES,
+    defend: bool = True,
+    n_trials: int | None = 100,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RobustnessResult:
+    """Measure the PER of a run on corrupted trials, undefended and with the defences of `evaluation/corruption.py`.
+
+    `corruptions`: names, default all. `n_trials`: at most this many trials, spread over the split; None: all. Writes
+    results/robustness/<split>.json into the run folder.
+    """
+    unknown = [name for name in corruptions if name not in CORRUPTIONS]
+    if unknown:
+        raise UserError(f"corruption {unknown[0]!r} is unknown; choose from {', '.join(CORRUPTIONS)}")
+    if not severities or any(s not in SEVERITIES for s in severities):
+        raise UserError(f"severities must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, not {list(severities)}")
+    opened = open_run(run)
+    source = find_source(opened, checkpoint)
+    store, model = open_store(source, data), load_model(source.checkpoint)
+    trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
+    if n_trials is not None and len(trials) > n_trials:
+        trials = [trials[i] for i in np.linspace(0, len(trials) - 1, n_trials).round().astype(int)]
+    if not trials:
+        raise UserError(f"{store.path} has no labelled {split} trials; the benchmark compares with labels")
+    machine = configure_runtime(source.config.runtime, source.config.encoder.width, source.config.validate_.batch_size)
+    model = model.to(machine.device)
+    sets: dict[str, tuple[str, ...]] = {"undefended": ()}
+    if defend:
+        sets |= {name: (name,) for name in DEFENCES} | {"all defences": DEFENCES}
+    names = list(corruptions) or list(CORRUPTIONS)
+    n_steps, done = len(names) * len(severities) * len(sets), 0
+    errors: list[CorruptionErrors] = []
+    for name in names:
+        rates: dict[str, list[float | None]] = {label: [] for label in sets}
+        for severity in severities:
+            for label, defences in sets.items():
+                corrupted = CorruptedStore(store, CORRUPTIONS[name], severity, defences, seed)
+                rates[label].append(_error_rate(model, corrupted, trials, source.config.validate_.batch_size))
+                done += 1
+                if progress:
+                    progress(done, n_steps, f"{name}, severity {severity}")
+        errors.append(CorruptionErrors(name, rates))
+    result = RobustnessResult(
+        opened.name,
+        split,
+        source.checkpoint.name,
+        len(trials),
+        seed,
+        _error_rate(model, store, trials, source.config.validate_.batch_size),
+        tuple(errors),
+        {label: _mean([rate for e in errors for rate in e.per[label]]) for label in sets},
+    )
+    file = robustness_file(opened, split)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, result.to_dict())
+    return result
+
+
+def robustness_file(run: Run, split: str) -> Path:
+    """The file with the latest result of a split."""
+    return run.path / "results" / "robustness" / f"{split}.json"  # not among the results of evaluations
+
+
+def _error_rate(model: Model, store: Store, trials: Sequence[TrialInfo], batch_size: int) -> float | None:
+    results = decode_trials(model, store, trials, batch_size=batch_size)
+    return total(r.score for r in results if r.score is not None).rate
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,300 @@
+"""Slurm jobs: `launch` submits a command as one job or an array, and `run_task` runs it inside the job.
+
+submitit writes the batch script, submits it and describes the processes of a job. What a job executes is stored as
+JSON (`tasks-*.json`), because submitit's own format is pickle. A job that is about to reach its time limit gets
+SIGUSR2; it stops its command with a checkpoint and puts itself back into the queue, where it continues exactly. A job
+that is preempted or loses its node is put back by Slurm.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from arcuate.errors import UserError, has_password
+from arcuate.experiments.subprocess_train import PROGRAM
+from arcuate.files import fields_to_dict, read_json, write_json
+from arcuate.run import JOB_FOLDER, Run, check_run_folder
+from arcuate.training.callbacks import GRACE_S
+
+try:
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    from submitit.helpers import TorchDistributedEnvironment
+except ImportError:
+    raise UserError("Slurm jobs need the package submitit: pip install -e '.[cluster]' -c constraints.txt") from None
+
+_FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
+_STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit codes with a checkpoint
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Resources and limits of a job; None leaves the choice to the cluster."""
+
+    time: str = "60"  # minutes, or any form that Slurm knows: 12:00:00, 1-00:00:00
+    nodes: int = 1
+    processes: int = 1  # per node; with GPUs, one per GPU
+    gpus: int = 0  # per node
+    cpus: int | None = None  # per process
+    memory: str | None = None  # per node, such as 64G
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    name: str = "arcuate"
+    sbatch: Mapping[str, str] = field(default_factory=dict)  # any other option of sbatch, without its dashes
+    setup: tuple[str, ...] = ()  # shell lines before the command, such as "module load cuda"
+    signal_s: int = int(GRACE_S)  # seconds before the time limit at which the job stops with a checkpoint
+    max_requeues: int = 100
+    parallel: int = 256  # tasks of an array that run at the same time
+
+    def check(self) -> None:
+        seconds = _seconds(self.time)
+        if seconds is None:
+            raise UserError(f"--time {self.time}: expected minutes, HH:MM:SS or D-HH:MM:SS")
+        if self.signal_s >= seconds:
+            raise UserError(
+                f"--signal {self.signal_s} seconds before a time limit of {seconds} seconds leaves no time to train;"
+                " raise --time or lower --signal"
+            )
+        for key in self.sbatch:
+            if not re.fullmatch(r"[a-z][a-z-]*", key):
+                raise UserError(f"--sbatch {key}: expected the long name of an sbatch option, as in --sbatch nice=100")
+            if key in _OWN_OPTIONS:
+                raise UserError(f"--sbatch {key} is set by arcuate launch itself; leave it out")
+
+
+def _seconds(time: str) -> int | None:
+    """A time limit as Slurm reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    match = _TIME.fullmatch(time)
+    if match is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    first, second, third = (part or 0 for part in parts)
+    if days is not None:
+        return 86400 * days + 3600 * first + 60 * second + third
+    return 60 * first + second if parts[2] is None else 3600 * first + 60 * second + third
+
+
+_OWN_OPTIONS = ("array", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "ntasks", "wrap")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A submitted job, or with a dry run the job that would be submitted."""
+
+    folder: Path  # batch script and logs
+    tasks: tuple[tuple[str, ...], ...]  # arguments of `arcuate`, one per task of the array
+    script: str
+    job: str | None = None  # identifier; None after a dry run
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
+
+
+class _Executor(SlurmExecutor):
+    """submitit's Slurm executor for a shell command; it submits no pickled functions."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2  # a dry run prints the script also where Slurm is not installed
+
+    def text(self, command: str) -> str:
+        return str(self._make_submission_file_text(command, ""))
+
+    def submit_command(self, command: str) -> str:
+        return str(self._submit_command(command).job_id)
+
+
+def launch(
+    arguments: Sequence[str],
+    settings: SlurmSettings | None = None,
+    *,
+    n_workers: int = 1,
+    dry_run: bool = False,
+) -> Launch:
+    """Submit `arcuate ARGUMENTS` (train, sweep or ablate) to Slurm; logs go to `slurm/` in its run or output folder.
+
+    `train --seeds N` becomes an array of N tasks, one seed each. `n_workers` workers share a sweep or an ablation.
+    """
+    settings = settings or SlurmSettings()
+    settings.check()
+    folder, tasks = plan_tasks(arguments, n_workers)
+    if not dry_run and shutil.which("sbatch") is None:
+        raise UserError("sbatch was not found: run this on a machine of the Slurm cluster, or add --dry-run")
+    executor = _make_executor(folder, settings, len(tasks))
+    content = {"tasks": tasks, "max_requeues": settings.max_requeues}
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]  # another job of this folder keeps its own
+    tasks_file = executor.folder / f"tasks-{digest}.json"
+    command = shlex.join((sys.executable, "-u", "-m", __name__, str(tasks_file)))
+    if dry_run:
+        return Launch(executor.folder, tasks, executor.text(command))
+    executor.folder.mkdir(parents=True, exist_ok=True)
+    write_json(tasks_file, content)
+    try:
+        job = executor.submit_command(command)
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"sbatch refused the job: {_last_line(str(error))}") from None
+    return Launch(executor.folder, tasks, executor.text(command), job)
+
+
+def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tuple[tuple[str, ...], ...]]:
+    """The folder that a command writes, and the arguments of each task of its job."""
+    words = list(arguments)
+    command = words[0] if words else ""
+    if command not in _FOLDER_OPTIONS:
+        expected = ", ".join(_FOLDER_OPTIONS)
+        raise UserError(f"cannot launch {command or 'nothing'!r}: expected one of {expected}, as in -- train tiny …")
+    if "--dry-run" in words:
+        raise UserError("--dry-run after -- only plans the training; put it before -- to print the batch script")
+    option = _FOLDER_OPTIONS[command]
+    folder = _value_of(words, option)
+    if folder is None:
+        raise UserError(f"{command} needs {option} FOLDER, which also receives the logs of the job")
+    if (url := _value_of(words, "--storage")) is not None and has_password(url):
+        raise UserError(
+            "--storage contains a password, which the batch job would store in a file; leave it out and put it into"
+            " ~/.pgpass"
+        )
+    if command != "train":
+        return Path(folder) / JOB_FOLDER, (tuple(words),) * n_workers
+    if n_workers > 1:
+        raise UserError(f"--workers {n_workers} is for sweep and ablate; train uses --nodes, --gpus and --seeds")
+    if "--resume" not in words:
+        check_run_folder(Path(folder))
+        words.append("--resume")  # a job that is started again continues
+    seeds = _value_of(words, "--seeds")
+    if seeds is None:
+        return Path(folder) / JOB_FOLDER, (tuple(words),)
+    if _value_of(words, "--from") is not None:
+        raise UserError("--seeds and --from cannot be launched together; launch every seed with train.seed=K")
+    if not seeds.isdecimal() or not int(seeds):
+        raise UserError(f"--seeds {seeds}: expected a number of seeds")
+    return Path(folder) / JOB_FOLDER, tuple((*words, "--only", str(i)) for i in range(int(seeds)))
+
+
+def _value_of(words: Sequence[str], option: str) -> str | None:
+    """The value of an option on a command line, given as `--run X` or `--run=X`."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == option:
+            return following
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Executor:
+    executor = _Executor(folder)
+    processes = settings.gpus or settings.processes
+    executor.update_parameters(
+        job_name=settings.name,
+        nodes=settings.nodes,
+        ntasks_per_node=processes,
+        signal_delay_s=settings.signal_s,
+        array_parallelism=settings.parallel,
+        stderr_to_stdout=True,
+        setup=list(settings.setup) or None,
+        cpus_per_task=settings.cpus,
+        gpus_per_node=settings.gpus or None,
+        partition=settings.partition,
+        account=settings.account,
+        qos=settings.qos,
+        wckey=settings.name,
+        additional_parameters={
+            "time": settings.time,
+            "requeue": True,
+            **({"mem": settings.memory} if settings.memory else {}),
+            **settings.sbatch,
+        },
+    )
+    if n_tasks > 1:
+        executor.parameters["map_count"] = n_tasks
+    return executor
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), text)
+
+
+# --- Inside the job ----------------------------------------------------------------------------------------
+
+
+def run_task(tasks_file: Path) -> int:
+    """Run the command of this task of a job; return its exit code.
+
+    SIGUSR2 comes before the time limit: the command stops with a checkpoint, and the first process puts the job back
+    into the queue. SIGTERM (a cancelled or preempted job) stops the command too, but only Slurm decides what follows.
+    """
+    content = read_json(tasks_file)
+    arguments = _resumed(content["tasks"][int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
+    if os.environ.get("SLURM_NTASKS", "1") != "1":
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    received: list[int] = []
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    _say(f"job {os.environ.get('SLURM_JOB_ID')}, start {restarts + 1}: arcuate {' '.join(arguments)}")
+    process: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, stop)
+    if not received:
+        # Slurm signals every process of a job: the command must not die of the one that is meant for this process.
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments], preexec_fn=partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
+        )
+        if received:  # between the two lines above
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        if code not in _STOPPED:
+            return code if code >= 0 else 128 - code
+    if signal.SIGUSR2 not in received:
+        return 128 + signal.SIGTERM
+    if restarts >= content["max_requeues"]:
+        _say(f"the time limit is near and the job was restarted {restarts} times already: not put back into the queue")
+        return 128 + signal.SIGUSR2
+    if os.environ.get("SLURM_PROCID", "0") == "0":
+        _say("the time limit is near: stopped with a checkpoint, putting the job back into the queue")
+        _requeue()
+    signal.pause()  # Slurm ends the job; exiting first would end it as failed
+    return 0
+
+
+def _resumed(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a training, which either continues its run or, the first time, starts from another one."""
+    words, folder = list(arguments), _value_of(arguments, "--run")
+    if _value_of(words, "--from") is None or folder is None:
+        return words
+    if not Run(Path(folder)).recipe_file.is_file():
+        return [word for word in words if word != "--resume"]
+    start = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--from")
+    del words[start : start + (1 if "=" in words[start] else 2)]
+    return [word for word in words if word != "--keep-optimizer"]
+
+
+def _requeue() -> None:
+    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True, timeout=60)
+
+
+def _say(message: str) -> None:
+    sys.stdout.write(f"{message}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(run_task(Path(sys.argv[1])))

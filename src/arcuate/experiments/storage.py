@@ -1,0 +1,211 @@
+"""Where the study of a sweep is kept, and which of its trials are still being trained.
+
+- a journal in the sweep folder (the default): workers share the folder, and a trial belongs to the worker that holds
+  its lock file;
+- a database, `postgresql://…` or `sqlite:///…`: a trial belongs to a worker as long as it sends heartbeats, so the
+  workers need not share a file system;
+- an Optuna gRPC proxy in front of a database, `grpc://HOST:PORT`: workers share the folder, as with a journal.
+"""
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_stale_trials
+from optuna.trial import FrozenTrial, TrialState
+
+from arcuate.errors import UserError, without_password
+from arcuate.experiments.journal import Journal
+from arcuate.files import LockHeld, exclusive_lock
+from arcuate.progress import logger
+
+REASON = "reason"  # user attribute of a trial, set when a worker has claimed it and again when it ends
+INTERRUPTED = "interrupted"
+_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///FILE or grpc://HOST:PORT"
+_N_MISSED = 4  # heartbeats, after which a worker counts as dead
+
+
+class StudyStorage(Protocol):
+    """The storage of a study, and how its workers agree."""
+
+    @property
+    def storage(self) -> Any:
+        """The Optuna storage."""
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock for decisions about the shared study, so that only one worker makes them at a time."""
+
+    def claim(self, number: int, trial_id: int) -> AbstractContextManager[None]:
+        """Mark a trial as that of this worker while the context lasts."""
+
+    def fail_abandoned(self, study: Any) -> None:
+        """Fail the running trials whose worker is dead; to be called with the lock held."""
+
+
+def open_storage(url: str | None, out: Path, study_name: str, heartbeat_s: int = 30) -> StudyStorage:
+    """Open the storage of a study; None is the journal in the sweep folder."""
+    if url is None:
+        journal = Journal(out / "study.journal", out / "locks" / "journal")
+        return _FolderStorage(JournalStorage(journal), out / "locks")
+    kind = url.partition("://")[0].partition("+")[0]
+    if kind == "grpc":
+        return _FolderStorage(_connect_proxy(url), out / "locks")
+    if kind not in ("postgresql", "postgres", "sqlite"):
+        raise UserError(f"--storage {without_password(url)!r:.60}: expected {_FORMS}")
+    return _connect_database(url, study_name, heartbeat_s)
+
+
+@contextmanager
+def _experimental() -> Iterator[None]:
+    """Optuna calls heartbeats and the proxy experimental, which its users need not read every time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
+
+
+def _connect_proxy(url: str) -> Any:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port is None:
+        raise UserError(f"--storage {without_password(url)}: expected grpc://HOST:PORT")
+    try:
+        with _experimental():
+            proxy = GrpcStorageProxy(host=host, port=port)
+        proxy.wait_server_ready(timeout=10)
+    except ImportError:
+        raise UserError("grpc:// needs the package grpcio: pip install -e '.[database]' -c constraints.txt") from None
+    except ConnectionError:
+        raise UserError(f"no Optuna gRPC proxy answers at {host}:{port}; start it there or check the address") from None
+    return proxy
+
+
+def _connect_database(url: str, study_name: str, heartbeat_s: int) -> "_DatabaseStorage":
+    from sqlalchemy import exc, make_url
+
+    shown = without_password(url)
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+            options: dict[str, Any] = {"pool_pre_ping": True}
+        else:
+            options = {"connect_args": {"timeout": 60}}  # a writer waits for the others
+        with _experimental():
+            storage = RDBStorage(
+                parsed.render_as_string(hide_password=False),
+                engine_kwargs=options,
+                heartbeat_interval=heartbeat_s,
+                grace_period=_N_MISSED * heartbeat_s,
+            )
+    except ImportError:
+        raise UserError(
+            "databases need the package psycopg: pip install -e '.[sweep,database]' -c constraints.txt"
+        ) from None
+    except (exc.ArgumentError, ValueError):
+        raise UserError(f"--storage {shown}: expected {_FORMS}") from None
+    except exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()
+        raise UserError(
+            f"--storage {shown} cannot be opened: {reason[-1] if reason else type(error).__name__}"
+        ) from None
+    file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+    return _DatabaseStorage(storage, study_name, heartbeat_s, file)
+
+
+@dataclass(frozen=True)
+class _FolderStorage:
+    """Locks are files in the sweep folder, which the kernel releases when a worker is killed."""
+
+    storage: Any
+    locks: Path
+
+    def lock(self) -> AbstractContextManager[None]:
+        return exclusive_lock(self.locks / "study", "the study is in use", wait=True)
+
+    def claim(self, number: int, trial_id: int) -> AbstractContextManager[None]:
+        return exclusive_lock(self._lock_file(number), f"trial {number} is in use")
+
+    def fail_abandoned(self, study: Any) -> None:
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            with suppress(LockHeld), exclusive_lock(self._lock_file(trial.number), "in use"):
+                _fail(study, self.storage, trial)
+
+    def _lock_file(self, number: int) -> Path:
+        return self.locks / f"trial-{number:04d}"
+
+
+@dataclass(frozen=True)
+class _DatabaseStorage:
+    """Heartbeats in the database; decisions are made under a lock of the database, or beside its file with SQLite."""
+
+    storage: Any  # optuna.storages.RDBStorage
+    study_name: str
+    heartbeat_s: int
+    file: Path | None  # of SQLite
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        if self.file is not None:
+            with exclusive_lock(self.file.with_name(f"{self.file.name}.lock"), "the study is in use", wait=True):
+                yield
+            return
+        from sqlalchemy import text
+
+        # A session lock ends with its connection, so the lock of a killed worker is released. The server notices a
+        # machine that disappeared after about a minute.
+        with self.storage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for setting, value in (("idle", 30), ("interval", 10), ("count", 3)):
+                connection.execute(text(f"SET tcp_keepalives_{setting} = {value}"))
+            name = {"name": f"arcuate sweep {self.study_name}"}
+            connection.execute(text("SELECT pg_advisory_lock(hashtextextended(:name, 0))"), name)
+            try:
+                yield
+            finally:
+                connection.execute(text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), name)
+
+    @contextmanager
+    def claim(self, number: int, trial_id: int) -> Iterator[None]:
+        """Send heartbeats from a thread; the first one is sent before this returns."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        ended = threading.Event()
+        self.storage.record_heartbeat(trial_id)
+
+        def send() -> None:
+            while not ended.wait(self.heartbeat_s):
+                try:
+                    self.storage.record_heartbeat(trial_id)
+                except SQLAlchemyError as error:
+                    reason = str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0]
+                    logger.warning(f"trial {number}: no heartbeat could be sent ({reason}); trying again")
+
+        thread = threading.Thread(target=send, name=f"heartbeat of trial {number}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def fail_abandoned(self, study: Any) -> None:
+        with _experimental():
+            fail_stale_trials(study)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if REASON not in trial.user_attrs:  # its worker died between asking for it and claiming it
+                _fail(study, self.storage, trial)
+
+
+def _fail(study: optuna.Study, storage: Any, trial: FrozenTrial) -> None:
+    if REASON not in trial.user_attrs:
+        storage.set_trial_user_attr(trial._trial_id, REASON, INTERRUPTED)
+    study.tell(trial.number, state=TrialState.FAIL)

@@ -1,0 +1,98 @@
+"""Confidence of decoded words in the report: reliability diagram, and errors against coverage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arcuate.charts import plots
+from arcuate.charts.formats import count, finite_int, finite_number, percent
+from arcuate.charts.plots import Line, ValueAxis
+from arcuate.charts.series import Curve
+from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.report.run_data import RunData
+
+_Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class ConfidenceSection:
+    lead: str
+    figures: tuple[Figure, ...]
+
+
+def confidence_section(data: RunData) -> ConfidenceSection | None:
+    """Calibration of the word confidences of the latest decoding; None if it was not measured."""
+    measured = data.words.summary.get("confidence") if data.words else None
+    if not isinstance(measured, Mapping) or not isinstance(measured.get("words"), Mapping):
+        return None
+    words = measured["words"]
+    ece, auroc, n = (finite_number(words.get(name)) for name in ("ece", "auroc", "n"))
+    reliability, risk = _reliability_points(words.get("bins")), _pairs(words.get("risk_coverage"))
+    if ece is None or n is None or not reliability:
+        return None
+    ranking = (
+        ""
+        if auroc is None
+        else f"; a right word has a higher confidence than a wrong one in {percent(auroc)} of pairs (AUROC)"
+    )
+    lead = (
+        f"Confidence is the probability that a decoded word is right. Over {count(n)} words it differs from the share"
+        f" of right words by {percent(ece)} on average (ECE){ranking}. {_accepted_text(measured)}"
+    )
+    return ConfidenceSection(lead, tuple(_figures(reliability, risk)))
+
+
+def _accepted_text(measured: Mapping[str, Any]) -> str:
+    share, right = (finite_number(measured.get(name)) for name in ("accepted_share", "accepted_accuracy"))
+    promised = finite_number(measured.get("promised"))
+    if share is None or right is None or promised is None:
+        return ""
+    return f"{percent(share)} of the words are accepted, {percent(right)} of them right; promised {percent(promised)}."
+
+
+def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
+    share = ValueAxis(percent=True, domain=(0.0, 1.0))
+    diagonal = Line("perfect calibration", "ink", _curve([(0.0, 0.0), (100.0, 1.0)]), dash=True)
+    found = Line("words", "blue", _curve([(100 * x, y) for x, y in reliability]))
+    chart = plots.line_chart(
+        [diagonal, found],
+        share,
+        title="Share of right words by confidence",
+        label="Reliability diagram: " + ", ".join(f"{x:.0%} confidence {y:.0%} right" for x, y in reliability),
+        x_title="confidence, %",
+        dots=True,
+    )
+    legend = [LegendEntry("words in ten bins", "blue", "dot"), LegendEntry("perfect calibration", "ink", "limit")]
+    figures = [make_figure(chart, caption="Below the dashed line, confidences are too high.", legend=legend)]
+    if risk:
+        line = Line("wrong words", "orange", _curve([(100 * x, y) for x, y in risk]))
+        chart = plots.line_chart(
+            [line],
+            ValueAxis(percent=True),
+            title="Wrong words among the most confident",
+            label=f"From {risk[0][1]:.1%} wrong at {risk[0][0]:.0%} coverage to {risk[-1][1]:.1%} of all words.",
+            x_title="coverage, % of words",
+        )
+        figures.append(make_figure(chart, caption="Error rate if only the most confident share of words is kept."))
+    return figures
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> Curve:
+    values = tuple(y for _, y in points)
+    return Curve(tuple(x for x, _ in points), values, values, values, 0)
+
+
+def _reliability_points(bins: Any) -> _Points:
+    """Mean confidence and accuracy of the bins with words; [] for anything else a file may contain."""
+    points: _Points = []
+    for row in bins if isinstance(bins, list) else ():
+        if isinstance(row, Mapping) and finite_int(row.get("n")):
+            confidence, accuracy = finite_number(row.get("confidence")), finite_number(row.get("accuracy"))
+            if confidence is not None and accuracy is not None:
+                points.append((confidence, accuracy))
+    return points
+
+
+def _pairs(curve: Any) -> _Points:
+    pairs = [tuple(map(finite_number, p)) for p in curve if isinstance(p, list)] if isinstance(curve, list) else []
+    return [(p[0], p[1]) for p in pairs if len(p) == 2 and p[0] is not None and p[1] is not None]

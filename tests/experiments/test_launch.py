@@ -1,0 +1,258 @@
+"""Slurm jobs: tasks and batch scripts anywhere, and jobs of a real Slurm in miniature where Debian's is installed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arcuate.errors import UserError
+from support.cli import assert_refused, one_object
+from support.counts import count
+from support.forking import arcuate
+from support.slurm import ask, miniature, missing_programs, state_of, wait_for
+
+pytest.importorskip("submitit", reason="submitit is not installed")
+from arcuate.experiments.launch import SlurmSettings, launch, plan_tasks
+
+TRAIN = ["train", "tiny", "--data", "STORE", "--run", "RUN"]
+TINY = ["encoder.width=16", "encoder.depth=1", "train.validate_every=100", "train.log_every=10", "guard.enabled=false"]
+
+
+# Tasks and scripts
+
+
+def test_a_training_continues_when_its_job_starts_again(tmp_path: Path) -> None:
+    folder, tasks = plan_tasks([*TRAIN[:-1], str(tmp_path / "run"), "train.steps=5"])
+    assert folder == tmp_path / "run" / "slurm"
+    assert tasks == ((*TRAIN[:-1], str(tmp_path / "run"), "train.steps=5", "--resume"),)
+
+
+def test_every_seed_is_a_task_of_an_array(tmp_path: Path) -> None:
+    job = launch([*TRAIN[:-1], str(tmp_path / "run"), "--seeds", "3"], dry_run=True)
+    assert [task[-2:] for task in job.tasks] == [("--only", "0"), ("--only", "1"), ("--only", "2")]
+    assert "#SBATCH --array=0-2%3" in job.script
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["sweep", "ablate"])
+def test_workers_share_an_experiment(command: str, tmp_path: Path) -> None:
+    _, tasks = plan_tasks([command, "tiny", "x", "--data", "STORE", f"--out={tmp_path}"], n_workers=2)
+    assert len(tasks) == 2 and tasks[0] == tasks[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["doctor", "RUN"], "expected one of train, sweep, ablate"),
+        ([], "cannot launch"),
+        (TRAIN[:4], "needs --run"),
+        ([*TRAIN, "--dry-run"], "before --"),
+        ([*TRAIN, "--seeds", "x"], "--seeds x"),
+        ([*TRAIN, "--seeds", "2", "--from", "OTHER"], "cannot be launched together"),
+        (["sweep", "--out", "D", "--storage", "postgresql://me:secret@host/db"], "contains a password"),
+    ],
+)
+def test_impossible_jobs_are_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as refusal:
+        plan_tasks(words)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (SlurmSettings(time="soon"), "--time soon"),
+        (SlurmSettings(time="2", signal_s=120), "leaves no time"),
+        (SlurmSettings(time="1:59", signal_s=119), "leaves no time"),
+        (SlurmSettings(sbatch={"array": "0-3"}), "set by arcuate launch itself"),
+        (SlurmSettings(sbatch={"x\n#SBATCH --uid": "0"}), "long name"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: SlurmSettings, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=problem):
+        launch([*TRAIN[:-1], str(tmp_path / "run")], settings, dry_run=True)
+
+
+def test_the_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--time", "1-00:00:00", "--gpus", "8", "--nodes", "2", "--mem", "64G", "--partition", "gpu"]
+    more = ["--sbatch", "nice=100", "--setup", "module load cuda"]
+    words = ["launch", "slurm", *options, *more, "--dry-run"]
+    script = arcuate(*words, "--", *TRAIN[:-1], run).stdout
+    for line in ("time=1-00:00:00", "gpus-per-node=8", "ntasks-per-node=8", "nodes=2", "mem=64G", "nice=100"):
+        assert f"#SBATCH --{line}" in script.splitlines()
+    assert "#SBATCH --signal=USR2@120" in script and "#SBATCH --requeue" in script
+    assert "\nmodule load cuda\n" in script
+    assert one_object(arcuate(*words, "--json", "--", *TRAIN[:-1], run).stdout)["script"] == script
+    assert not run.exists()
+
+
+def test_a_mistyped_option_is_refused_before_it_waits_in_the_queue(tmp_path: Path) -> None:
+    words = ["launch", "slurm", "--dry-run", "--"]
+    assert_refused(arcuate(*words, *TRAIN[:-1], tmp_path / "run", "--sedes", "3"), "--sedes")
+    assert_refused(arcuate(*words, "sweep", "tiny", "s", "--data", "x", "--out", "y", "--trails", "3"), "--trails")
+
+
+# A real Slurm
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> object:
+    if missing := missing_programs():
+        pytest.skip(f"Slurm is not installed (no {', '.join(missing)}): apt-get install slurm-wlm munge")
+    with miniature(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def submit(environment: dict[str, str], *words: object) -> dict:
+    command = [sys.executable, "-m", "arcuate", "launch", "slurm", "--json", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return one_object(done.stdout)
+
+
+def wait_for_end(environment: dict[str, str], job: str, folder: Path, seconds: float) -> dict[str, str]:
+    ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+    wait_for(lambda: state_of(environment, job).get("JobState") in ended, seconds, "the end of the job", folder)
+    return state_of(environment, job)
+
+
+def steps_done(run: Path) -> int:
+    """The last step in metrics.jsonl."""
+    file = run / "metrics.jsonl"
+    lines = [line for line in file.read_text().splitlines() if line.endswith("}")] if file.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def assert_same_run(run: Path, expected: Path) -> None:
+    rows, reference = (
+        [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in (r / "metrics.jsonl").open()]
+        for r in (run, expected)
+    )
+    assert rows == reference
+    for name in ("model.safetensors", "training.safetensors"):
+        last = [(r / "checkpoints" / "last" / name).read_bytes() for r in (run, expected)]
+        assert last[0] == last[1], name
+
+
+def train_uninterrupted(words: list[str], run: Path) -> None:
+    done = arcuate("train", "tiny", *words, "--run", run)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_that_is_interrupted_twice_equals_an_uninterrupted_run(
+    slurm: dict[str, str], cohort_store: Path, tmp_path: Path
+) -> None:
+    """First by the signal that precedes a time limit, then by Slurm itself, without warning, as when a node fails."""
+    words = ["--data", str(cohort_store), *TINY, "train.steps=200", "train.checkpoint_every=25"]
+    run = tmp_path / "run"
+    job = submit(slurm, "--time", "5", "--", "train", "tiny", *words, "--run", run)
+    interruptions = (
+        ("scancel", "--signal=USR2", job["job"]),
+        ("scontrol", "requeue", job["job"]),
+    )
+    for n, command in enumerate(interruptions, start=1):
+        wait_for(lambda n=n: steps_done(run) >= 50 * n, 120, f"step {50 * n}", run / "slurm")
+        ask(slurm, *command)
+        wait_for(lambda n=n: state_of(slurm, job["job"]).get("Restarts") == str(n), 60, f"restart {n}", run / "slurm")
+    end = wait_for_end(slurm, job["job"], run / "slurm", 120)
+    log = next((run / "slurm").glob("*_log.out")).read_text()
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "2"), log
+    assert log.count("resuming after step") == 2
+    assert "stopped by SIGTERM after step" in log and "putting the job back into the queue" in log
+    train_uninterrupted(words, tmp_path / "plain")
+    assert_same_run(run, tmp_path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(count(0, 1) == 0, reason="a time limit of Slurm is at least one minute: run by `make thorough`")
+def test_a_time_limit_that_ends_a_job_twice(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
+    """A run of about two minutes on this machine, in jobs of at most 40 seconds: a minute less the signal's 20."""
+    words = ["--data", str(cohort_store), *TINY, "train.checkpoint_every=1000"]
+    train_uninterrupted([*words, "train.steps=200"], tmp_path / "short")
+    rows = [json.loads(line) for line in (tmp_path / "short" / "metrics.jsonl").open()]
+    seconds = sum(row["cost"]["seconds_per_step"] for row in rows[5:] if row["split"] == "train") / len(rows[5:])
+    words.append(f"train.steps={int(120 / seconds) // 100 * 100}")
+    run = tmp_path / "run"
+    job = submit(slurm, "--time", "1", "--signal", "20", "--", "train", "tiny", *words, "--run", run)
+    end = wait_for_end(slurm, job["job"], run / "slurm", 1200)
+    log = next((run / "slurm").glob("*_log.out")).read_text()
+    assert end["JobState"] == "COMPLETED" and int(end["Restarts"]) >= 2, log
+    assert log.count("the time limit is near") == int(end["Restarts"])
+    train_uninterrupted(words, tmp_path / "plain")
+    assert_same_run(run, tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_stops_with_a_checkpoint_and_is_not_queued_again(
+    slurm: dict[str, str], cohort_store: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = ["--data", cohort_store, *TINY, "train.steps=100000"]
+    job = submit(slurm, "--time", "5", "--", "train", "tiny", *words, "--run", run)
+    wait_for(lambda: steps_done(run) >= 20, 120, "step 20", run / "slurm")
+    ask(slurm, "scancel", job["job"])
+    end = wait_for_end(slurm, job["job"], run / "slurm", 60)
+    assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0")
+    log = next((run / "slurm").glob("*_log.out")).read_text()
+    assert "stopped by SIGTERM after step" in log
+    step = json.loads((run / "checkpoints" / "last" / "state.json").read_text())["step"]
+    assert step >= 20
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_job_share_every_batch(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["--data", cohort_store, *TINY, "train.steps=4"]
+    job = submit(slurm, "--processes", "2", "--time", "5", "--", "train", "tiny", *words, "--run", run)
+    end = wait_for_end(slurm, job["job"], run / "slurm", 120)
+    logs = {p.name: p.read_text() for p in (run / "slurm").glob("*_log.out")}
+    assert end["JobState"] == "COMPLETED", logs
+    assert "2 processes share every batch" in "".join(logs.values())
+    assert json.loads((run / "environment.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
+def test_seeds_are_an_array(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
+    words = [
+        "train",
+        "tiny",
+        "--data",
+        cohort_store,
+        "--run",
+        tmp_path / "seeds",
+        "--seeds",
+        "2",
+        *TINY,
+        "train.steps=4",
+    ]
+    job = submit(slurm, "--time", "5", "--", *words)
+    for i in range(2):
+        end = wait_for_end(slurm, f"{job['job']}_{i}", tmp_path / "seeds" / "slurm", 120)
+        assert end["JobState"] == "COMPLETED"
+    summary = one_object(arcuate(*words, "--resume", "--json").stdout)  # nothing is left to train
+    assert summary["n_finished"] == 2
+    assert (tmp_path / "seeds" / "seed-1" / "results").is_dir()
+
+
+def test_a_job_gives_up_after_its_last_restart(tmp_path: Path) -> None:
+    """Without Slurm: the program inside the job, with the environment of a job that was restarted three times."""
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text(json.dumps({"tasks": [["train", "tiny", "--data", "x", "--run", "y"]], "max_requeues": 3}))
+    program = (
+        "import os, signal, sys; from arcuate.experiments import launch; from pathlib import Path;"
+        " launch.PROGRAM = (sys.executable, '-c', 'import os, signal, sys, time;"
+        " signal.signal(15, lambda *_: os._exit(143)); os.kill(os.getppid(), signal.SIGUSR2); time.sleep(60)');"
+        f" sys.exit(launch.run_task(Path({str(tasks)!r})))"
+    )
+    environment = os.environ | {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 128 + signal.SIGUSR2, done.stderr
+    assert "restarted 3 times already" in done.stdout
