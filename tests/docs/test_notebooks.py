@@ -14,6 +14,7 @@ SMALLER = {
     r"\bSTEPS = 150\b": "STEPS = 60",
     r"\bn_trials=120\b": "n_trials=30",
     r"\bn_electrodes=64\b": "n_electrodes=16",
+    r'out="notebook/calibrated"': 'out="notebook/calibrated", settings={"steps": 10}',
 }
 
 
