@@ -134,18 +134,13 @@ def median_of(measure: list[Callable[[], dict[str, float]]], n: int) -> list[dic
     return [{key: statistics.median(r[i][key] for r in rounds) for key in rounds[0][i]} for i in range(len(measure))]
 
 
-def print_row(name: str, mb: float, timed: dict[str, float] | None, start: dict[str, float]) -> None:
+def print_row(name: str, mb: float, timed: dict[str, float] | None, start: dict[str, float] | None) -> None:
     cells = [name, f"{mb:.1f}"]
     if timed is not None:
-        keys = ("frame_p50", "frame_p99", "last_p50", "last_p99")
-        cells += [f"{timed[key]:.2f}" for key in keys]
-    cells += [
-        f"{start['rss']:.0f}",
-        f"{start['import_s']:.2f}",
-        f"{start['load_s']:.2f}",
-        f"{start['first_s']:.2f}",
-        f"{start['cpu_s']:.2f}",
-    ]
+        cells += [f"{timed[key]:.2f}" for key in ("frame_p50", "frame_p99", "last_p50", "last_p99")]
+    if start is not None:
+        cells.append(f"{start['rss']:.0f}")
+        cells += [f"{start[key]:.2f}" for key in ("import_s", "load_s", "first_s", "cpu_s")]
     print("| " + " | ".join(cells) + " |")
 
 
@@ -165,17 +160,16 @@ def compare_steps(options: argparse.Namespace) -> None:
         }
         timed = time_streams(streams, options.channels, options.frames, model.config.settings.front_end.patch.stride)
         del streams
-        starts = median_of(
-            [
-                lambda: start_process("torch", run, options.python, ", lm=None"),
-                lambda: start_process("onnx", fp32, options.python),
-                lambda: start_process("onnx", int8, options.python),
-            ],
-            options.rounds,
-        )
+        processes: list[Callable[[], dict[str, float]]] = [
+            lambda: start_process("torch", run, options.python, ", lm=None"),
+            lambda: start_process("onnx", fp32, options.python),
+            lambda: start_process("onnx", int8, options.python),
+        ]
+        starts = median_of(processes, options.rounds) if options.rounds else [None, None, None]
         sizes = [sum(f.stat().st_size for f in run.iterdir()), fp32.stat().st_size, int8.stat().st_size]
-    print("| | MB | frame p50 ms | p99 | last bin p50 ms | p99 | RSS MB | import s | load s | first frame s | CPU s |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    columns = ["MB", "frame p50 ms", "p99", "last bin p50 ms", "p99"]
+    columns += ["RSS MB", "import s", "load s", "first frame s", "CPU s"] if options.rounds else []
+    print(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for (name, times), size, start in zip(timed.items(), sizes, starts, strict=True):
         print_row(name, size / 1e6, times, start)
 
@@ -230,7 +224,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=512)
     parser.add_argument("--sessions", type=int, default=5)
     parser.add_argument("--frames", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3, help="processes started per arm")
+    parser.add_argument("--rounds", type=int, default=3, help="processes started per arm; 0: only the time per frame")
     parser.add_argument("--accuracy", type=Path, nargs="+", help="run folders to compare int8 with fp32 on")
     parser.add_argument("--beam", type=int, default=100, help="with --accuracy: beam of the word search")
     parser.add_argument("--start", type=Path, help="run folder whose start is compared with that of --file")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from arcuate.errors import UserError
+from arcuate.plugins import has_component, load_component
 
 
 class Settings(BaseModel):
@@ -64,6 +65,44 @@ class Settings(BaseModel):
                 if is_boolean and not _accepts_boolean(cast(Hashable, field.annotation)):
                     raise ValueError(f"{field.alias or name}: expected a value, got true or false")
         return given
+
+
+class PluginSettings(Settings):
+    """Base class of the settings of a component from outside the package; `kind` is its name or import path."""
+
+    kind: str = "package.module:Class"
+
+
+def _explain_plainly(problem: Any) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"no setting {where!r}" if problem["type"] == "extra_forbidden" else f"{where}: {message}".lstrip(": ")
+
+
+def component_class(group: str, kind: str) -> Any:
+    """The class of a component from outside the package; it names its settings class as `Settings`."""
+    found = load_component(group, kind)
+    settings = getattr(found, "Settings", None)
+    if not (isinstance(settings, type) and issubclass(settings, PluginSettings)):
+        raise UserError(f"{kind!r} has no attribute Settings, a subclass of arcuate.config.PluginSettings; add one")
+    return found
+
+
+def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValidator:
+    """Validator that reads settings of an outside component as an instance of its own settings class."""
+
+    def read(value: Any, info: ValidationInfo) -> Any:
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if kind is None or kind in built_in or not (not built_in or has_component(group, kind)):
+            return value
+        settings: type[PluginSettings] = component_class(group, str(kind)).Settings
+        try:
+            return settings.model_validate(value, context=info.context)
+        except ValidationError as error:
+            problems = "; ".join(_explain_plainly(problem) for problem in error.errors())
+            raise ValueError(f"{problems} (settings: {', '.join(settings.model_fields)})") from None
+
+    return BeforeValidator(read)
 
 
 @cache
@@ -289,9 +328,10 @@ def known_paths(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The settings classes in a type annotation."""
+    """The settings classes of the package in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+        if not issubclass(annotation, PluginSettings):
+            yield annotation
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, tuple):
         for part in typing.get_args(annotation):
             yield from inner_models(part)

@@ -393,6 +393,12 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
     return arrays
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an .npy file; ValueError if it is damaged or holds other than numbers or text."""
+    with path.open("rb") as stream:
+        return _read_npy(stream, path.stat().st_size)
+
+
 def check_expansion(n_bytes: int, n_packed: int) -> None:
     """Raise ValueError if `n_packed` bytes of a file expand to far more than those of real data do."""
     if n_bytes > _FREE_BYTES + _MAX_EXPANSION * n_packed:
@@ -476,7 +482,8 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
 
 
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
-_ERRNO = re.compile(r"(?:errno = |\(os error |: [A-Z][\w ]+ \()(\d+)")  # in messages of HDF5, safetensors and torch
+# in messages of HDF5, safetensors, Rust and torch
+_ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")
 
 
 class OutOfResources(UserError):

@@ -63,6 +63,10 @@ class Run:
         middle = f".{label}" if label else ""
         return self.path / "results" / f"{split}{middle}.{ending}"
 
+    def measurement_file(self, kind: str, split: str) -> Path:
+        """A measurement besides the evaluations, such as `floor` or `robustness`: the latest one of a split."""
+        return self.path / "results" / kind / f"{split}.json"
+
     def recipe_tree(self) -> dict[str, Any]:
         """recipe.yaml as plain values."""
         tree = read_yaml(self.recipe_file)

@@ -229,7 +229,7 @@ def test_simulated_recordings_are_replaced_with_force(tmp_path: Path) -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 10**400}, "seed"),
         ({"n_sessions": -3}, "1 session"),
-        ({"layout": "b2t23"}, "b2t25 or b2t24"),
+        ({"layout": "b2t23"}, "b2t25, b2t24, nwb or falcon-h2"),
         ({"n_trials": 2}, "3 trials"),
         ({"n_electrodes": 2}, "4 electrodes"),
         ({"ms_per_phoneme": 5.0}, "120"),

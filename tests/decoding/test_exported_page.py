@@ -128,5 +128,17 @@ def test_other_files_than_those_of_the_pinned_version_are_refused(tmp_path: Path
     with pytest.raises(UserError, match="is not that of"):
         write_page(open_export(path), tmp_path / "page", fake)
     assert not (tmp_path / "page").exists()
+
+
+def test_only_an_earlier_page_is_replaced(tmp_path: Path) -> None:
+    path = export_model(tmp_path / "m.arcx", small_model(), words=False, session="day1")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "model.json").write_text("{}")
+    with pytest.raises(UserError, match="is not an exported page"):
+        write_page(open_export(path), checkpoint, ORT_WEB)
+    assert (checkpoint / "model.json").exists()
+    for _ in range(2):
+        write_page(open_export(path), tmp_path / "page", ORT_WEB)
     with pytest.raises(UserError, match="one session"):
         write_page(open_export(export_model(tmp_path / "all.arcx", small_model(), words=False)), tmp_path, ORT_WEB)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
@@ -130,7 +131,7 @@ def test_words_need_reference_texts(cohort_store: Path) -> None:
     trials = [t for t in Store.open(cohort_store).trials if t.split == "val"]
     object.__setattr__(trials[0], "text", None)
     with pytest.raises(UserError, match="reference texts"):
-        open_word_search(load_recipe("tiny", ["validate.words=true"]), trials[:1])
+        open_word_search(load_recipe("tiny", ["validate.words=true"]), trials[:1], CLASSES)
 
 
 def test_missing_language_model_is_reported_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:

@@ -544,3 +544,12 @@ def test_the_confidence_of_words_is_shown_and_damaged_values_are_not(tmp_path: P
     ):
         write_json(file, summary | {"confidence": damaged, "rate": 3})
         assert confidence_section(read_run_data(run)) is None
+
+
+def test_the_floor_is_drawn_beside_the_error_rate(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", n_examples=0)
+    assert "floor without neural information" not in report(run)[0]
+    file = run.path / "results" / "floor" / "val.json"
+    file.parent.mkdir()
+    write_json(file, {"lowest": 0.812})
+    assert "floor without neural information, 81.2\u202f%" in report(run)[0]

@@ -20,12 +20,13 @@ from arcuate.adaptation.known_sessions import (
 from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter, word_labeller
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import (
     ModelSource,
@@ -266,10 +267,10 @@ def evaluate_adaptation(
     log_new_sessions(store, model, trials)
     machine = configure_runtime(config.runtime, config.encoder.width, 1)
     log_missing_reference(adaptation.method, bool(set(store.sessions) & set(model.config.sessions)))
-    labeller = greedy if lm is None else _load_word_labeller(lm, lexicon, decoding, progress)
+    labeller = greedy if lm is None else _load_word_labeller(model.config.classes, lm, lexicon, decoding, progress)
     adapter = make_adapter(model.to(machine.device), adaptation, config.augment, labeller)
     store.check_unchanged(trials, progress)
-    adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate), True, progress)
+    adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate, model.config.classes), True, progress)
     results = [t.result for session in adapted for t in session.trials]
     scored = ScoredSplit(source, store, model, validate, "ctc", None, results)
     result = AdaptationResult(
@@ -283,13 +284,13 @@ def evaluate_adaptation(
         peak_rss_mb=peak_rss_mb(),
     )
     try:
-        write_results(opened, split, label, results, result.to_dict(), store)
+        write_results(opened, split, label, results, result.to_dict(), store, model.config.classes)
     except OSError as error:
         if results_required or error.errno not in READ_ONLY:
             raise
         logger.warning(f"{opened.path} is read-only, so the results by trial are not saved in it")
     if scores is not None:
-        write_frame_scores(scores, results)
+        write_frame_scores(scores, results, model.config.classes)
     return result
 
 
@@ -302,6 +303,7 @@ def _select_trials(
             f"the model has {config.n_channels} channels, {store.path.name} has {store.n_channels}; adaptation cannot"
             " add channels: prepare the same channels as for training"
         )
+    store.check_classes(config.classes)
     if missing := [s for s in sessions if s not in store.sessions]:
         raise UserError(f"{store.path.name} has no session {missing[0]}; it contains {', '.join(store.sessions)}")
     chosen = set(sessions or store.sessions)
@@ -319,15 +321,21 @@ def _select_trials(
 
 
 def _load_word_labeller(
-    lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None, progress: Progress | None
+    classes: tuple[str, ...],
+    lm: str,
+    lexicon: str,
+    decoding: DecodingConfig | str | Path | None,
+    progress: Progress | None,
 ) -> Labeller:
     # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
-    words, ngram = open_lexicon(lexicon, CLASSES), open_model(lm, progress)
-    return word_labeller(build_word_search(words, ngram, decoding, boundary=SILENCE))
+    columns = reorder_for_words(classes, decoding)
+    words, ngram = open_lexicon(lexicon, columns.classes), open_model(lm, progress)
+    search = build_word_search(words, ngram, decoding, boundary=boundary_index(columns.classes))
+    return word_labeller(search, columns=columns)
 
 
 def compare_with_unadapted(sessions: Sequence[AdaptedSession]) -> tuple[float | None, Difference | None, float | None]:

@@ -37,13 +37,13 @@ from arcuate.adaptation.state import (
     step_factor,
     track_confidence,
 )
-from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode, token_unit
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
-from arcuate.data.text import pronounce
+from arcuate.data.text import pronounce, text_to_characters
 from arcuate.data.trial import nearest_session
 from arcuate.decoding.hypothesis import Hypothesis, greedy
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.log_probs import WordColumns, reorder_for_words
 from arcuate.errors import UserError
 from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
@@ -337,25 +337,40 @@ def clip_distance(layer: AffineLayer, initial: AffineLayer, max_distance: float)
 _ALL_FRAMES = 1 << 30
 
 
-def word_labeller(search: "WordSearch", chunk_frames: int = _ALL_FRAMES) -> Callable[[np.ndarray], Sequence[int]]:
+def word_labeller(
+    search: "WordSearch", chunk_frames: int = _ALL_FRAMES, columns: WordColumns | None = None
+) -> Callable[[np.ndarray], Sequence[int]]:
     """Return a function from log-probabilities (F, V) to the tokens of the best word sequence.
+
+    `columns` maps the classes of the model, by default phonemes, to those of the search.
 
     The search runs in chunks of `chunk_frames`: compiled code holds the interpreter lock, and a thread that decodes in
     real time must not wait for a complete sentence.
     """
 
+    columns = reorder_for_words(CLASSES, search.settings) if columns is None else columns
+
     def label(log_probs: np.ndarray) -> Sequence[int]:
-        frames, state = reorder_classes(log_probs, CLASSES, "the trial")[0], search.start()
+        frames, state = columns(log_probs), search.start()
         for first in range(0, len(frames), chunk_frames):
             state = search.step(state, frames[first : first + chunk_frames])
-        return hypothesis_tokens(search, search.finish(state))
+        return hypothesis_tokens(search, search.finish(state), columns.model_classes)
 
     return label
 
 
-def hypothesis_tokens(search: "WordSearch", nbest: Sequence[Hypothesis]) -> Sequence[int]:
-    """Tokens of the best hypothesis, with a silence after every word; empty if it has no words."""
-    return encode(list(word_phonemes(search, nbest[0].words))) if nbest and nbest[0].words else ()
+def hypothesis_tokens(
+    search: "WordSearch", nbest: Sequence[Hypothesis], classes: Sequence[str] = CLASSES
+) -> Sequence[int]:
+    """Tokens of the best hypothesis as in training labels; empty if it has no words.
+
+    Phonemes have a silence after every word, characters a boundary between words.
+    """
+    if not nbest or not nbest[0].words:
+        return ()
+    if token_unit(classes) == "character":
+        return text_to_characters(" ".join(nbest[0].words), classes)[0]
+    return encode(list(word_phonemes(search, nbest[0].words)))
 
 
 def word_phonemes(search: "WordSearch", words: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from arcuate.files import TOO_MANY_FILES
 __all__ = ["app", "main"]
 
 for _command in COMMANDS:  # each module registers its commands with `app`
-    import_module(f"arcuate.cli.{'import_' if _command == 'import' else _command}")
+    import_module(f"arcuate.cli.{'import_' if _command == 'import' else _command.replace('-', '_')}")
 
 
 def main() -> NoReturn:

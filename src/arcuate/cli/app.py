@@ -22,6 +22,7 @@ COMMANDS = (  # in the order of the workflow; every command has a module of its 
     *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
+    *("check-encoder", "new", "export-data", "falcon"),
 )
 
 SPLITS = ("val", "test", "dev", "train")
@@ -32,7 +33,26 @@ _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the b
 
 
 class _OrderedGroup(typer.core.TyperGroup):
-    """Lists the commands in the order of `COMMANDS`, groups of commands included."""
+    """Lists the commands in the order of `COMMANDS`, groups of commands included.
+
+    `--allow-code PACKAGE` is accepted anywhere on the command line.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from arcuate.plugins import allow_code
+
+        kept: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                kept += [word, *words]
+            elif word == "--allow-code":
+                allow_code(*next(words, "").split(","))
+            elif word.startswith("--allow-code="):
+                allow_code(*word.partition("=")[2].split(","))
+            else:
+                kept.append(word)
+        return super().parse_args(ctx, kept)
 
     def list_commands(self, ctx: Any) -> list[str]:
         known = super().list_commands(ctx)
@@ -101,6 +121,13 @@ def _root(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    allow_code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE",
+            help="Let checkpoints and model folders import components of this package; accepted by every command.",
+        ),
+    ] = None,
 ) -> None:
     pass
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 @app.command()
 def decode(
     scores: ScoresPath,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="After the word `logits`: a file of logits of another program (.npz, .npy, .mat, .pkl)."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="JSON lines to write, one per trial; by default in the folder of a run."),
@@ -69,6 +73,10 @@ def decode(
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
 
+    if file is not None:
+        if str(scores) != "logits":
+            raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
+        scores = file
     if out is None and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
             "--out is required with a file of frame scores; name the file to write, one JSON line per trial"

@@ -40,6 +40,16 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: AdaptSetting = None,
+    views: Annotated[
+        int, typer.Option(min=1, max=64, help="Average the frame scores of this many noisy views of every trial.")
+    ] = 1,
+    view_noise: Annotated[float, typer.Option(min=0.0, max=10.0, help="With --views: SD of the noise.")] = 0.2,
+    floor: Annotated[
+        bool, typer.Option("--floor", help="Train the recipe on input without neural information; find shortcuts.")
+    ] = False,
+    floor_steps: Annotated[
+        int | None, typer.Option(min=1, help="With --floor: training steps; default: as in the recipe.")
+    ] = None,
     confidence: Annotated[
         bool, typer.Option("--confidence", help="Decode to words and measure the calibration of their confidences.")
     ] = False,
@@ -67,6 +77,26 @@ def evaluate(
             raise UserError("--confidence accepts only --split, --data, --checkpoint, --lm, --lexicon and --config")
         print_confidence(run, split, data, checkpoint, lm or "default", lexicon, config, as_json)
         return
+    if floor:
+        from arcuate.experiments.floor import measure_floor
+
+        if adapt is not None or session or setting or label or scores or search or beam or config or views > 1:
+            raise UserError("--floor accepts only --split, --data, --checkpoint, --lm, --lexicon and --floor-steps")
+        with progress("training without neural information") as report:
+            found = measure_floor(
+                run,
+                split=split,
+                data=data,
+                checkpoint=checkpoint,
+                steps=floor_steps,
+                lm=lm or "default",
+                lexicon=lexicon,
+                progress=report,
+            )
+        emit_json(found.to_dict()) if as_json else out.print(found.summary(), soft_wrap=True)
+        return
+    if adapt is not None and views > 1:
+        raise UserError("--views does not combine with --adapt; leave one of them out")
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
 
@@ -84,7 +114,7 @@ def evaluate(
     from arcuate.evaluation.evaluate import evaluate as evaluate_run
 
     with progress("checking trials") as report:
-        evaluation = evaluate_run(run, **options, progress=report)
+        evaluation = evaluate_run(run, **options, views=views, view_noise=view_noise, progress=report)
     emit_json(evaluation.to_dict()) if as_json else print_evaluation(evaluation)
 
 

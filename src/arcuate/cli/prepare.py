@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arcuate.cli.app import Force, Json, app
+from arcuate.cli.app import Force, Json, app, complete_from
 from arcuate.cli.console import counted, emit_json, out, percent, print_table, progress, say
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
@@ -26,27 +27,82 @@ _ACTIONS = {
 @app.command()
 def prepare(
     source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or any parent folder.")],
-    store: Annotated[Path, typer.Argument(help="Folder to write the store to.")],
+    store: Annotated[
+        Path | None, typer.Argument(help="Folder to write the store to; not needed with --describe.")
+    ] = None,
     force: Force = False,
     features: Annotated[
         str, typer.Option(help="'24 layout only: features and area, such as tx1+spikePow:6v.")
     ] = "tx1+spikePow:6v",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Reader: nwb, falcon-h2, corp, the name of an installed reader, or an import path; default: detected"
+            " ('24 or '25 release).",
+        ),
+    ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that says which column of an NWB file is what; see --describe.")
+    ] = None,
+    describe: Annotated[
+        bool,
+        typer.Option("--describe", help="Print what is inside one HDF5, NWB or MATLAB file, and a mapping for it."),
+    ] = False,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Derive the labels from the texts: characters or phonemes; default: the labels of the recordings.",
+            autocompletion=complete_from("characters", "phonemes"),
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Convert recording files to a store: checked, hashed, with random access."""
     from arcuate.data.prepare import inspect_source, prepare_store
 
+    if describe:
+        print_description(source, as_json)
+        return
+    if store is None:
+        raise UserError("name the folder to write the store to: arcuate prepare SOURCE STORE")
     with progress("scanning files") as report_progress:
         if dry_run:
-            report = inspect_source(source, features=features, progress=report_progress)
+            report = inspect_source(source, features=features, layout=layout, mapping=mapping, progress=report_progress)
         else:
-            report = prepare_store(source, store, force=force, features=features, progress=report_progress)
+            report = prepare_store(
+                source,
+                store,
+                force=force,
+                features=features,
+                targets=targets,
+                layout=layout,
+                mapping=mapping,
+                progress=report_progress,
+            )
     if as_json:
         emit_json(report.to_dict())
     else:
         print_report(report, store)
     raise typer.Exit(1 if report.unreadable else 0)
+
+
+def print_description(file: Path, as_json: bool) -> None:
+    """Contents of a file as a table, and the guessed mapping as YAML."""
+    from arcuate.data.describe import describe_file
+
+    found = describe_file(file)
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    shapes = ["" if e.shape is None else " × ".join(map(str, e.shape)) or "scalar" for e in found.entries]
+    rows = [(entry.path, entry.kind, shape) for entry, shape in zip(found.entries, shapes, strict=True)]
+    print_table(("entry", "kind", "shape"), rows)
+    for note in found.notes:
+        say(note)
+    if found.mapping is not None:
+        say("a mapping for --layout nwb --mapping FILE; check it, and save it as FILE:")
+        out.print(found.mapping_text(), soft_wrap=True, markup=False, highlight=False)
 
 
 def print_report(report: "PrepareReport", store: Path) -> None:

@@ -14,7 +14,10 @@ def simulate(
     out: Annotated[Path, typer.Argument(help="Folder to write the recordings to.")],
     layout: Annotated[
         str,
-        typer.Option(help="b2t25 (HDF5, T15) or b2t24 (.mat, T12).", autocompletion=complete_from("b2t25", "b2t24")),
+        typer.Option(
+            help="b2t25 (HDF5, T15), b2t24 (.mat, T12), nwb, or falcon-h2 (handwriting, NWB).",
+            autocompletion=complete_from("b2t25", "b2t24", "nwb", "falcon-h2"),
+        ),
     ] = "b2t25",
     sessions: Annotated[int, typer.Option(min=1, max=1000, help="Number of sessions.")] = 6,
     trials: Annotated[int, typer.Option(min=4, max=100_000, help="Trials per session, over all splits.")] = 250,

@@ -1,7 +1,8 @@
-"""The token alphabet: class indices of blank, phonemes and silence.
+"""Token alphabets: the classes of a store and of the models trained on it, in the order of their indices.
 
-Both benchmarks use 41 classes: 0 is the CTC blank (and the padding of label arrays), 1–39 are the ARPAbet phonemes in
-alphabetical order, and 40 is silence, the boundary between words.
+Class 0 of every alphabet is the CTC blank (and the padding of label arrays). Both speech benchmarks use 41 classes:
+1–39 are the ARPAbet phonemes in alphabetical order, and 40 is silence, the boundary between words. Handwriting data
+sets use characters, in which > stands for the space and ~ for the full stop.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,17 +18,56 @@ BLANK_NAME, SILENCE_NAME = BLANK_NAMES[0], BOUNDARY_NAMES[0]
 CLASSES: tuple[str, ...] = (BLANK_NAME, *PHONEMES, SILENCE_NAME)
 N_CLASSES = len(CLASSES)
 BLANK, SILENCE = 0, N_CLASSES - 1
-_INDEX: dict[str, int] = {name: i for i, name in enumerate(CLASSES)}
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPACE, FULL_STOP = BOUNDARY_NAMES[2], "~"  # as the handwriting data sets write them
+# Characters of the handwriting data sets of participant T5, word boundary last as in CLASSES.
+CHARACTERS: tuple[str, ...] = (BLANK_NAME, *_LETTERS, ",", "'", FULL_STOP, "?", SPACE)
+PUNCTUATION = frozenset({",", FULL_STOP, ".", "?", "!", ";", ":"})
+ALPHABETS: dict[str, tuple[str, ...]] = {"phonemes": CLASSES, "characters": CHARACTERS}
+_MAX_CLASSES = 10_000
 
 
-def encode(names: Iterable[str]) -> list[int]:
-    """Phoneme names to class indices; a name outside the alphabet raises KeyError."""
-    return [_INDEX[name] for name in names]
+def encode(names: Iterable[str], classes: Sequence[str] = CLASSES) -> list[int]:
+    """Token names to class indices; a name outside the alphabet raises KeyError."""
+    index = {name: i for i, name in enumerate(classes)}
+    return [index[name] for name in names]
 
 
-def token_names(tokens: Iterable[int]) -> list[str]:
-    """Class indices to phoneme names."""
-    return [CLASSES[int(token)] for token in tokens]
+def token_names(tokens: Iterable[int], classes: Sequence[str] = CLASSES) -> list[str]:
+    """Class indices to token names."""
+    return [classes[int(token)] for token in tokens]
+
+
+def token_unit(classes: Sequence[str]) -> str:
+    """What a token of the alphabet is called: phoneme, character or token."""
+    if tuple(classes) == CLASSES:
+        return "phoneme"
+    edge = boundary_index(classes)
+    inner = classes[1:edge] if edge > 0 else classes[1:]
+    return "character" if all(len(name) == 1 for name in inner) else "token"
+
+
+def error_rate_name(classes: Sequence[str]) -> str:
+    """Abbreviation of the error rate over tokens of the alphabet."""
+    return {"phoneme": "PER", "character": "CER"}.get(token_unit(classes), "TER")
+
+
+def punctuation_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Classes of a character alphabet that are not part of any word."""
+    return tuple(name for name in classes if name in PUNCTUATION)
+
+
+def check_alphabet(classes: Sequence[str]) -> tuple[str, ...]:
+    """The classes as a tuple; raises ValueError unless they are distinct names with the blank first."""
+    names = tuple(classes)
+    if not 2 <= len(names) <= _MAX_CLASSES or len(set(names)) != len(names):
+        raise ValueError(f"an alphabet has 2 to {_MAX_CLASSES} distinct classes, not {len(names)}")
+    if names[0] not in BLANK_NAMES:
+        raise ValueError(f"the first class of an alphabet is the blank, named {BLANK_NAME}, not {names[0]!r}")
+    for name in names:
+        if not 1 <= len(name) <= 40 or not name.isprintable():
+            raise ValueError(f"the class name {name!r} is not a printable text of 1 to 40 characters")
+    return names
 
 
 def boundary_index(classes: Sequence[str]) -> int:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from arcuate.config import component_class
 from arcuate.data.batching import to_device
 from arcuate.data.config import AugmentationConfig
+from arcuate.errors import UserError
 from arcuate.seeds import derive_seed
 
 
@@ -34,8 +36,35 @@ def augment(
         draws.draw(i, length, derive_seed(seed, position, trial, copies[trial]))
     valid = torch.arange(bins.shape[1], device=bins.device) < to_device(n_bins, bins.device)[:, None]  # (B, T)
     out = draws.apply(bins, valid[..., None], lengths)
+    if settings.custom:
+        _apply_custom(out, lengths, trial_ids, settings, seed, position)
     cut = draw_cut(settings, seed, position)
     return out[:, cut:], (n_bins - cut).clamp(min=1) if cut else n_bins
+
+
+def _apply_custom(
+    bins: Tensor,
+    lengths: Sequence[int],
+    trial_ids: Sequence[str],
+    settings: AugmentationConfig,
+    seed: int,
+    position: int,
+) -> None:
+    """Augmentations from outside the package, in place; each gets one trial (T, C) and a seeded generator."""
+    for k, own in enumerate(settings.custom):
+        apply = component_class("augmentations", own.kind)(own)
+        copies: dict[str, int] = {}
+        for i, (trial, length) in enumerate(zip(trial_ids, lengths, strict=True)):
+            copies[trial] = copies.get(trial, -1) + 1
+            generator = torch.Generator(device=bins.device)
+            generator.manual_seed(derive_seed(seed, position, trial, copies[trial], f"custom {k}"))
+            changed = apply(bins[i, :length].clone(), generator)
+            if changed.shape != bins[i, :length].shape:
+                raise UserError(
+                    f"the augmentation {own.kind!r} changed the shape of a trial from {tuple(bins[i, :length].shape)}"
+                    f" to {tuple(changed.shape)}; return bins of the same shape"
+                )
+            bins[i, :length] = changed
 
 
 class _Draws:

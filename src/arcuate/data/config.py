@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import PluginSettings, Settings, plugin_validator
 
 
 class SessionBatching(Settings):
@@ -68,6 +68,7 @@ class PublishedSize(Settings):
 
     channels: int = Field(ge=1, le=65536, description="Number of channels of the published data.")
     n_sessions: int = Field(ge=1, le=10_000, description="Number of sessions of the published data.")
+    targets: Literal["phonemes", "characters"] = Field("phonemes", description="Alphabet of the published data.")
 
 
 class DataConfig(Settings):
@@ -149,3 +150,6 @@ class AugmentationConfig(Settings):
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
     speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
+    custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(
+        (), description="Augmentations from outside the package, applied last and in this order."
+    )

@@ -2,11 +2,15 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from arcuate.config import read_yaml
+from arcuate.data.alphabet import ALPHABETS, token_unit
 from arcuate.data.quality import (
     Leakage,
     QualityRow,
@@ -23,7 +27,8 @@ from arcuate.data.readers.release import find_source
 from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
 from arcuate.data.store import Store, TrialInfo, trial_info
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
-from arcuate.data.trial import SPLITS, Trial
+from arcuate.data.text import sentence_tokens, text_to_characters
+from arcuate.data.trial import LAYOUTS, SPLITS, Trial
 from arcuate.errors import UserError
 from arcuate.progress import Progress
 
@@ -81,14 +86,20 @@ def prepare(
     *,
     force: bool = False,
     features: str = DEFAULT_FEATURES,
+    targets: str | None = None,
+    layout: str | None = None,
+    mapping: str | Path | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Store:
     """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
-    `force` replaces an existing store. `features` selects features and area of the '24 layout. Unreadable files are
-    skipped and reported; UserError is raised if nothing could be read.
+    `force` replaces an existing store. `features` selects features and area of the '24 layout. `targets` derives the
+    labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. `layout` names a
+    reader, by default that of the release found, and `mapping` (a file, or its content) says which column of an NWB
+    file is what. Unreadable files are skipped and reported; UserError is raised if nothing could be read.
     """
-    report = prepare_store(source, store, force=force, features=features, progress=progress)
+    options: dict[str, Any] = {"features": features, "targets": targets, "layout": layout, "mapping": mapping}
+    report = prepare_store(source, store, force=force, **options, progress=progress)
     if not report.written:
         raise UserError(f"no trial in {source} could be read: {report.unreadable[0].detail}")
     opened = Store.open(store)
@@ -102,23 +113,37 @@ def prepare_store(
     *,
     force: bool = False,
     features: str = DEFAULT_FEATURES,
+    targets: str | None = None,
+    layout: str | None = None,
+    mapping: str | Path | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:
     """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
     parse_features(features)
+    if targets is not None and targets not in ALPHABETS:
+        raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
     target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
     check_store_target(target, force)
-    found = find_source(Path(source))
+    found = find_source(Path(source), layout, _read_mapping(mapping))
     with ReaderProcess(found, features) as reader:
-        return _write_store(target, found, reader, force, features, progress)
+        return _write_store(target, found, reader, force, features, targets, progress)
 
 
 def _write_store(
-    target: Path, found: Source, reader: ReaderProcess, force: bool, features: str, progress: Progress | None
+    target: Path,
+    found: Source,
+    reader: ReaderProcess,
+    force: bool,
+    features: str,
+    targets: str | None,
+    progress: Progress | None,
 ) -> PrepareReport:
     scan = _scan_source(found, reader, progress)
     if scan.n_channels is None:
         return _nothing_readable(found, scan)
+    found = replace(found, classes=scan.classes or found.classes, layout=scan.layout or found.layout)
+    if targets is not None:
+        found = replace(found, classes=ALPHABETS[targets], relabel=ALPHABETS[targets] != found.classes)
     preparation = _Preparation(found, scan, scan.n_channels, reader, progress)
     with create_store(target, scan.n_channels, force) as writer:
         for session in dict.fromkeys(file.session for file in scan.n_trials):
@@ -131,6 +156,8 @@ def _write_store(
             "layout": found.layout,
             "simulated": found.simulated,
             "features": features if found.layout == "b2t24" else None,
+            "reader": None if found.layout in LAYOUTS else found.layout,
+            "classes": list(found.classes),
             "splits": report.splits,
             "hashes": report.hashes,
             "leakage": report.leakage,
@@ -140,13 +167,27 @@ def _write_store(
 
 
 def inspect_source(
-    source: str | Path, *, features: str = DEFAULT_FEATURES, progress: Progress | None = None
+    source: str | Path,
+    *,
+    features: str = DEFAULT_FEATURES,
+    layout: str | None = None,
+    mapping: str | Path | Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> PrepareReport:
     """Dry run: what `prepare` would read, without writing anything."""
     parse_features(features)
-    found = find_source(Path(source))
+    found = find_source(Path(source), layout, _read_mapping(mapping))
     with ReaderProcess(found, features) as reader:
         return _report_scan(found, _scan_source(found, reader, progress))
+
+
+def _read_mapping(mapping: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if mapping is None or isinstance(mapping, Mapping):
+        return mapping
+    tree = read_yaml(Path(mapping), "mapping ")
+    if not isinstance(tree, dict):
+        raise UserError(f"mapping {mapping} must be a mapping of names, such as 'text: cue'")
+    return tree
 
 
 def _report_scan(found: Source, scan: "_Scan") -> PrepareReport:
@@ -174,6 +215,8 @@ class _Scan:
     n_trials: dict[SourceFile, int]
     n_channels: int | None  # the most common count; None if no file can be read
     rows: tuple[QualityRow, ...]  # ignored and unreadable files
+    classes: tuple[str, ...] | None = None  # that the files name
+    layout: str | None = None  # that the files were exported from
 
     @property
     def trials_by_file(self) -> dict[str, int]:
@@ -183,6 +226,7 @@ class _Scan:
 def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | None) -> _Scan:
     n_trials: dict[SourceFile, int] = {}
     channels: Counter[int] = Counter()
+    stated: tuple[tuple[str, ...] | None, str | None] = None, None
     rows = [row for result in source.skipped for row in quality_rows(result, ())]
     for i, file in enumerate(source.files):
         if progress:
@@ -192,6 +236,10 @@ def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | Non
         except UnreadableFile as error:
             rows.append(_unreadable_row(file, error))
             continue
+        if not n_trials:
+            stated = summary.classes, summary.layout
+        elif stated != (summary.classes, summary.layout):
+            raise UserError(f"{file.path.name} has another alphabet or origin than the files before it; separate them")
         n_trials[file] = summary.n_trials
         channels.update(summary.n_channels)
     if progress:
@@ -199,7 +247,7 @@ def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | Non
     if not channels:
         channels.update(_count_first_channels(reader, n_trials, rows))
     most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
-    return _Scan(n_trials, most_common, tuple(rows))
+    return _Scan(n_trials, most_common, tuple(rows), *stated)
 
 
 def _count_first_channels(
@@ -229,6 +277,20 @@ def _nothing_readable(source: Source, scan: _Scan) -> PrepareReport:
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
     detail = replace_surrogates(f"{file.path.name}: {error}")
     return QualityRow(file.id, "unreadable", None, "missing", detail)
+
+
+def _relabel(result: ReadResult, trial: Trial, classes: tuple[str, ...]) -> tuple[Trial, ReadResult]:
+    """The same trial with a label derived from its text; without a text, it has none."""
+    if trial.text is None:
+        trial = replace(trial, tokens=None)
+        return trial, replace(result, trial=trial)
+    trial = replace(trial, tokens=np.asarray(sentence_tokens(trial.text, classes), dtype=np.int32))
+    missing = text_to_characters(trial.text or "", classes)[1] if token_unit(classes) == "character" else ()
+    problems = result.problems
+    if missing:
+        detail = f"left out of the label, because the alphabet lacks them: {' '.join(missing)}"
+        problems = (*problems, Problem("unknown characters", len(missing), detail, "note"))
+    return trial, ReadResult(result.id, trial, problems)
 
 
 class _Preparation:
@@ -262,8 +324,11 @@ class _Preparation:
                 if result.trial is None:
                     self.quality.extend(quality_rows(result, ()))
                     continue
-                self._record(result, result.trial)
-                yield result.trial
+                trial = result.trial
+                if self.source.relabel:
+                    trial, result = _relabel(result, trial, self.source.classes)
+                self._record(result, trial)
+                yield trial
         except UnreadableFile as error:
             self.quality.append(_unreadable_row(file, error))
 

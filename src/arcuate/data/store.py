@@ -1,6 +1,6 @@
 """The store: prepared trials, one HDF5 file per recording session, with random access.
 
-    STORE/manifest.json            layout, splits with content hashes, leakage, one entry per trial
+    STORE/manifest.json            layout, alphabet, splits with content hashes, leakage, one entry per trial
     STORE/quality.csv              every case that the quality checks found
     STORE/sessions/<session>.h5    concatenated bins of all trials, statistics of blocks and of earlier trials
 
@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from arcuate.data.alphabet import BLANK, N_CLASSES
+from arcuate.data.alphabet import BLANK, CLASSES, check_alphabet
 from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split, hash_trial
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
@@ -155,6 +155,7 @@ class Store:
         self.manifest = manifest  # without the trials
         self.layout: Layout = manifest["layout"]
         self.n_channels: int = manifest["n_channels"]
+        self.classes: tuple[str, ...] = manifest["classes"]  # alphabet of the labels
         self.simulated: bool = manifest.get("simulated") is True  # earlier versions did not record it
         self.trials = trials
         self.sessions: tuple[str, ...] = tuple(entry.name for entry in sessions)
@@ -187,7 +188,7 @@ class Store:
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         """Bins (T, C) float32, written to `out` if given; non-finite values of flagged trials are replaced by 0."""
-        bins = self._read_stored(info, out)
+        bins = self.read_stored(info, out)
         if NON_FINITE in info.flags:
             np.nan_to_num(bins, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         return bins
@@ -228,7 +229,7 @@ class Store:
         trials = self.trials if trials is None else trials
         changed = []
         for i, info in enumerate(trials, start=1):
-            found = hash_trial(hash_bins(self._read_stored(info)), info.tokens, info.text)
+            found = hash_trial(hash_bins(self.read_stored(info)), info.tokens, info.text)
             if found != info.sha256:
                 changed.append(info.id)
             if progress:
@@ -248,6 +249,15 @@ class Store:
         """Hash of the statistics of all sessions; None for a store of an earlier version."""
         hashes = [info.statistics for info in self._session_infos.values()]
         return hash_split(hashes) if all(hashes) else None
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Raise UserError if a model has other classes than the labels of this store."""
+        if tuple(classes) != self.classes and any(info.tokens for info in self.trials):
+            raise UserError(
+                f"the model has the {len(classes)} classes {_shorten(classes)}, but the labels of {self.path.name} have"
+                f" the {len(self.classes)} classes {_shorten(self.classes)}; prepare the data with the alphabet of the"
+                " model, or train a model on this data"
+            )
 
     def check_trained_on(self, trained_on: Mapping[str, Any] | None) -> None:
         """Raise UserError if a model was trained on other features or electrodes than those of this store.
@@ -270,7 +280,8 @@ class Store:
                 session.file.close()
         self._files = {}
 
-    def _read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+    def read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        """Bins (T, C) float32 exactly as stored, NaN included."""
         file, location = self._locate(info)
         bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
         if info.n_bins:
@@ -355,6 +366,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 _TRIALS = TypeAdapter(tuple[TrialInfo, ...])
 _SESSIONS = TypeAdapter(tuple[SessionInfo, ...])
 _CHANNELS = TypeAdapter(int)
+_CLASSES = TypeAdapter(tuple[str, ...])
 _SECTIONS = TypeAdapter(dict[str, dict[str, Any]])
 _HASHES = TypeAdapter(dict[str, str])
 
@@ -365,6 +377,8 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> tuple[tuple[Session
         entries = _SESSIONS.validate_python(manifest["sessions"])
         trials = _TRIALS.validate_python(manifest.pop("trials"))
         manifest["n_channels"] = _CHANNELS.validate_python(manifest["n_channels"])
+        # Stores of earlier versions hold phonemes and do not name them.
+        manifest["classes"] = check_alphabet(_CLASSES.validate_python(manifest.get("classes", CLASSES)))
         _HASHES.validate_python(manifest.get("hashes", {}))
         _SECTIONS.validate_python({name: manifest[name] for name in ("splits", "leakage") if name in manifest})
         _check_consistency(manifest, entries, trials)
@@ -392,7 +406,9 @@ def _check_file_size(file: Path, entry: SessionInfo, n_channels: int) -> None:
 def _check_consistency(
     manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
 ) -> None:
-    if manifest["layout"] not in LAYOUTS or not 1 <= manifest["n_channels"] <= 65536:
+    layout, n_classes = manifest["layout"], len(manifest["classes"])
+    known = (*LAYOUTS, manifest.get("reader"))  # of any other layout, its reader is recorded
+    if layout not in known or not is_safe_name(str(layout)) or not 1 <= manifest["n_channels"] <= 65536:
         raise ValueError("layout or n_channels is out of range")
     totals = {entry.name: [0, 0] for entry in entries}
     if len(totals) != len(entries) or not all(is_safe_name(name) for name in totals):
@@ -400,7 +416,7 @@ def _check_consistency(
     for info in trials:
         if info.session not in totals or info.id != trial_id(info.session, info.split, info.number):
             raise ValueError(f"trial {info.id!r} does not match its session, split and number")
-        if info.n_bins < 0 or any(not BLANK < token < N_CLASSES for token in info.tokens or ()):
+        if info.n_bins < 0 or any(not BLANK < token < n_classes for token in info.tokens or ()):
             raise ValueError(f"trial {info.id!r} has a negative length or an invalid token")
         totals[info.session][0] += 1
         totals[info.session][1] += info.n_bins
@@ -409,6 +425,10 @@ def _check_consistency(
     for entry in entries:
         if totals[entry.name] != [entry.n_trials, entry.n_bins]:
             raise ValueError(f"trial or bin count of session {entry.name} does not match its trials")
+
+
+def _shorten(classes: Sequence[str]) -> str:
+    return " ".join(classes[:4]) + (" …" if len(classes) > 4 else "")
 
 
 def _damaged(file: Path, error: Exception) -> UserError:

@@ -7,14 +7,14 @@ pronounced from a known stem, as a compound, or by letter-to-sound rules. Lexico
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import SILENCE_NAME, encode
+from arcuate.data.alphabet import FULL_STOP, SILENCE_NAME, boundary_index, encode, token_unit
 from arcuate.data.spelling import spell_out
 from arcuate.errors import UserError
 from arcuate.files import find_package_file, read_npz
@@ -73,6 +73,41 @@ def text_to_tokens(text: str) -> tuple[list[int], tuple[str, ...]]:
     """Class indices of a sentence, and its words that are not in the dictionary."""
     pronunciation = pronounce(text)
     return encode(pronunciation.names), pronunciation.unknown
+
+
+def text_to_characters(text: str, classes: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Class indices of the characters of a sentence, and its characters that the alphabet lacks.
+
+    Numbers are spelled out and letters lower-cased if the alphabet has no such classes; a space is the boundary class.
+    """
+    index = {name: i for i, name in enumerate(classes)}
+    edge = boundary_index(classes)
+    if "0" not in index:
+        text = spell_out(text).text
+    if "A" not in index:
+        text = text.lower()
+    if "." not in index and FULL_STOP in index:
+        text = text.replace(".", FULL_STOP)
+    tokens: list[int] = []
+    missing: list[str] = []
+    for character in _SPACES.sub(" ", text.strip()):
+        token = edge if character == " " else index.get(character, -1)
+        if token > 0:
+            tokens.append(token)
+        elif character != " ":
+            missing.append(character)
+    return tokens, tuple(dict.fromkeys(missing))
+
+
+def sentence_tokens(text: str, classes: Sequence[str]) -> list[int] | None:
+    """Label of a sentence in an alphabet of phonemes or characters; None in any other alphabet."""
+    match token_unit(classes):
+        case "phoneme":
+            return text_to_tokens(text)[0]
+        case "character":
+            return text_to_characters(text, classes)[0]
+        case _:
+            return None
 
 
 @lru_cache(maxsize=1)

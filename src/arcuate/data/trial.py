@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from arcuate.errors import UserError
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-Layout = Literal["b2t25", "b2t24"]  # Brain-to-Text '25 and '24
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24"}  # in names of simulated sessions
+Layout: TypeAlias = str  # name of a reader: of the package, or of a plug-in
+LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")  # benchmark releases, Brain-to-Text '25 and '24
+# In names of simulated sessions; the evaluator of FALCON H2 accepts the real ones only.
+SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24", "nwb": "sim", "falcon-h2": "t5"}
 BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000
 LIVE_CORPUS = "live"  # corpus of sentences recorded in a live session
@@ -129,8 +130,8 @@ def list_features(n_channels: int) -> tuple[Feature, ...]:
 def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
     """The arrays of a layout; one array of all electrodes if there are too few to divide."""
     features = list_features(n_channels)
-    n_electrodes, names = len(features[0].channels), _ARRAY_NAMES[layout]
-    if len(features) == 1 or n_electrodes < 2 * len(names):
+    n_electrodes, names = len(features[0].channels), _ARRAY_NAMES.get(layout, ())
+    if not names or len(features) == 1 or n_electrodes < 2 * len(names):
         return (ElectrodeArray("all channels", range(n_electrodes), features),)
     parts = np.array_split(np.arange(n_electrodes), len(names))
     return tuple(

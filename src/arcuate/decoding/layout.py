@@ -1,13 +1,9 @@
 """`ModelLayout`: what a stream needs to know about a model, without the model. Importing it needs only numpy."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-import numpy as np
-
-from arcuate.data.alphabet import SILENCE, SILENCE_NAME
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.data.alphabet import BOUNDARY_NAMES
 
 Normalisation = Literal["none", "block", "rolling"]
 
@@ -40,16 +36,8 @@ class ModelLayout:
     rolling_bins: int
     delay: ModelDelay
 
-    @cached_property
-    def columns(self) -> tuple[int, ...]:
-        """Columns of the model's output in the order of the searches."""
-        names = self.classes
-        columns, _ = reorder_classes(np.arange(len(names), dtype=np.float32)[None], names, "the model")
-        return tuple(int(c) for c in columns[0])
-
     @property
     def silence(self) -> int:
-        """Silence column of the model's output, -1 if there is none."""
-        if SILENCE_NAME in self.classes:
-            return self.classes.index(SILENCE_NAME)
-        return SILENCE if len(self.classes) > SILENCE else -1
+        """Column of the silence or word boundary in the model's output, -1 if there is none."""
+        found = next((name for name in BOUNDARY_NAMES if name in self.classes), None)
+        return -1 if found is None else self.classes.index(found)

@@ -7,12 +7,16 @@ boundary, if there is one, as the last.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index
+from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index, punctuation_classes
 from arcuate.errors import UserError
 from arcuate.files import check_resources, read_npz, save_npz
+
+if TYPE_CHECKING:
+    from arcuate.decoding.config import DecodingConfig
 
 _TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
 
@@ -90,6 +94,30 @@ def reorder_classes(
         reordered[:, -1] = np.logaddexp.reduce(log_probs[:, columns].astype(np.float32), axis=1)
     last = [edge if edge in BOUNDARY_NAMES else ">"] if edge else []
     return reordered, (blank, *rest, *last)
+
+
+@dataclass(frozen=True)
+class WordColumns:
+    """Maps the outputs of a model to the classes of a word search: their order, and what joins the boundary."""
+
+    model_classes: tuple[str, ...]
+    boundary: str | None
+    fold: tuple[str, ...]
+    classes: tuple[str, ...]  # of the search
+
+    def __call__(self, log_probs: np.ndarray) -> np.ndarray:
+        return reorder_classes(log_probs, self.model_classes, "the model", self.boundary, self.fold)[0]
+
+
+def reorder_for_words(classes: Sequence[str], settings: "DecodingConfig") -> WordColumns:
+    """How a word search with these settings sees the outputs of a model.
+
+    Words contain no punctuation: unless `fold` is set, the punctuation of a character alphabet joins the boundary.
+    """
+    fold = settings.fold or (punctuation_classes(classes) if boundary_index(classes) >= 0 else ())
+    like = np.zeros((1, len(classes)), np.float32)
+    names = reorder_classes(like, classes, "the model", settings.boundary, fold)[1]
+    return WordColumns(tuple(classes), settings.boundary, fold, names)
 
 
 def read_log_probs(path: str | Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:

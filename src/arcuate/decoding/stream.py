@@ -6,6 +6,7 @@ pydantic.
 
 import threading
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.layout import ModelDelay, ModelLayout
-from arcuate.decoding.log_probs import check_log_probs
+from arcuate.decoding.log_probs import WordColumns, check_log_probs, reorder_for_words
 from arcuate.errors import UserError
 
 
@@ -92,10 +93,15 @@ class SentenceStream:
     def _search_frames(self, state: Any, frames: NewFrames) -> Any:
         """State of the search after new frames."""
         if self._joint is None:
-            return self._searcher.step(state, frames.log_probs[:, self.layout.columns])
+            return self._searcher.step(state, self._columns(frames.log_probs))
         from arcuate.decoding.joint import HeadOutputs  # its Numba kernels cost half a second
 
         return self._joint.step(state, HeadOutputs(frames.log_probs, frames.transducer_input))
+
+    @cached_property
+    def _columns(self) -> WordColumns:
+        """From the classes of the model to those of the word search."""
+        return reorder_for_words(self.layout.classes, self._searcher.settings)
 
     @property
     def decodes_words(self) -> bool:

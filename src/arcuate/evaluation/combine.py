@@ -408,7 +408,7 @@ def _compare_phonemes(
 
     def score_frames(trials: Sequence[np.ndarray]) -> list[Score]:
         return [
-            score(labels[identity], token_names(greedy(frames)))
+            score(labels[identity], token_names(greedy(frames), models[0].classes))
             for identity, frames in zip(ids, trials, strict=True)
             if identity in labels
         ]

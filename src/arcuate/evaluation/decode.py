@@ -15,7 +15,8 @@ from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
 from arcuate.decoding.heads import Head, check_head
-from arcuate.decoding.log_probs import check_log_probs, read_log_probs, reorder_classes
+from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
+from arcuate.decoding.logits import read_logits
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
@@ -335,9 +336,12 @@ def open_task(
     exported = open_export(path) if is_export(path) else None
     if exported is not None:
         settings = models.settings(exported)[0]
-        trials = _score_export(exported, trials_from, progress)
+        trials = _score_export(exported, trials_from, settings, progress)
     else:
-        trials = _score_run(path, trials_from, progress) if path.is_dir() else _read_file(path, trials_from, settings)
+        is_run = path.is_dir()
+        trials = (
+            _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
+        )
     has_words = exported is not None and exported.has_words
     entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
     entries = entries or open_lexicon(str(lexicon), trials.classes)
@@ -381,18 +385,23 @@ def open_task(
 
 
 def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Trials:
-    """Read an .npz file of frame log-probabilities."""
-    scores = read_log_probs(path, settings.boundary, settings.fold)
+    """Read a file of frame log-probabilities or logits."""
+    found = read_logits(path, settings.boundary, settings.fold)
+    scores = found.scores
     if trials.references is not None:
         references = read_references(Path(trials.references), len(scores.trials), scores.ids)
     else:
-        references = [Reference(identity) for identity in scores.ids or map(str, range(len(scores.trials)))]
+        ids = scores.ids or tuple(map(str, range(len(scores.trials))))
+        texts = found.texts or (None,) * len(ids)
+        references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(scores.trials, scores.classes, scores.boundary, references)
 
 
-def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | None) -> _Trials:
+def _score_export(
+    file: ExportedFile, trials: TrialSource, settings: DecodingConfig, progress: Progress | None
+) -> _Trials:
     """Compute the frame log-probabilities of a split of a store with an exported model."""
     from arcuate.data.store import Store
     from arcuate.runtime import Decoder
@@ -408,6 +417,7 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
     if not chosen:
         raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
     read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
+    columns = reorder_for_words(layout.classes, settings)
     outputs, references = [], []
     for n, info in enumerate(chosen, start=1):
         decoder.reset(info.session, None if read is None else read(info, layout.log1p))
@@ -415,11 +425,10 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
         references.append(_reference(info))
         if progress:
             progress(n, len(chosen), "running the exported model")
-    log_probs = tuple(reorder_classes(o.log_probs, layout.classes, str(file.path))[0] for o in outputs)
+    log_probs = tuple(columns(o.log_probs) for o in outputs)
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
-    classes = reorder_classes(outputs[0].log_probs, layout.classes, str(file.path))[1]
-    boundary, joint = boundary_index(classes), decoder.engine.joint
+    classes, boundary, joint = columns.classes, boundary_index(columns.classes), decoder.engine.joint
     if joint is None:
         return _Trials(log_probs, classes, boundary, references)
     frames = tuple(o.joiner_frames for o in outputs)
@@ -430,9 +439,8 @@ def _reference(info: "TrialInfo") -> Reference:
     return Reference(info.id, info.text, info.session, info.corpus, seconds=info.n_bins * BIN_SECONDS)
 
 
-def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
+def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
-    from arcuate.data.alphabet import CLASSES, SILENCE
     from arcuate.decoding.transducer import require_transducer
     from arcuate.evaluation.evaluate import choose_head, find_source, score_split
 
@@ -440,15 +448,19 @@ def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _T
     head = choose_head(find_source(run, trials.checkpoint), trials.head)
     scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
     results = scored.results
-    log_probs = [reorder_classes(r.log_probs, CLASSES, r.trial.id)[0] for r in results if r.log_probs is not None]
+    columns = reorder_for_words(scored.model.config.classes, settings)
+    log_probs = [columns(r.log_probs) for r in results if r.log_probs is not None]
+    classes, boundary = columns.classes, boundary_index(columns.classes)
     references = [_reference(r.trial) for r in results]
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":
-        return _Trials(tuple(log_probs), CLASSES, SILENCE, references)
+        return _Trials(tuple(log_probs), classes, boundary, references)
     transducer = require_transducer(scored.model.transducer, str(path))
+    if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
+        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
-    return _Trials(tuple(log_probs), CLASSES, SILENCE, references, head, transducer, frames)
+    return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
 
 
 def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:

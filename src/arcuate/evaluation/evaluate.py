@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import error_rate_name, token_unit
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
@@ -48,24 +48,25 @@ class Evaluation:
     metrics: PhonemeMetrics
     provenance: "Provenance"
     excluded: "ExcludedTrials"
+    classes: tuple[str, ...]  # alphabet of the model
     delay_ms: float | None = None  # of the model by design; None if it is not causal
 
     @property
     def rate(self) -> CommunicationRate | None:
-        """Words per minute of the labelled trials, and bits per second of the decoded phonemes."""
+        """Words per minute of the labelled trials, and bits per second of the decoded tokens."""
         scored = [r.trial for r in self.trials if r.score is not None]
         return communication_rate(
             sum(t.n_bins for t in scored) * BIN_SECONDS,
             n_symbols=self.metrics.n_tokens,
             error_rate=self.metrics.per,
-            n_classes=len(CLASSES) - 1,  # without the blank
-            symbols="phonemes",
+            n_classes=len(self.classes) - 1,  # without the blank
+            symbols=f"{token_unit(self.classes)}s",
             n_words=sum(len(normalise_text(t.text).split()) for t in scored if t.text),
         )
 
     @property
     def per(self) -> float | None:
-        """Phoneme error rate; None if no trial has a label."""
+        """Error rate over the tokens of the alphabet (phonemes: PER); None if no trial has a label."""
         return self.metrics.per
 
     @property
@@ -86,15 +87,16 @@ class Evaluation:
     def summary(self) -> str:
         """The result in one sentence."""
         metrics, split = self.metrics, self.provenance.split
+        rate, unit = error_rate_name(self.classes), token_unit(self.classes)
         if metrics.per is None:
-            return f"{counted(metrics.n_trials, f'{split} trial')} decoded; PER needs labels"
+            return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels"
         caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
         caveat = " (the training data)" if split == "train" else caveat
         greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
         return (
-            f"PER {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
+            f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
             f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
-            f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} phonemes"
+            f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
             f"{self._rate_text()}"
         )
 
@@ -108,6 +110,7 @@ class Evaluation:
         return {
             **self.metrics.to_dict(),
             **self.provenance.to_dict(),
+            "unit": token_unit(self.classes),
             "rate": None if self.rate is None else self.rate.to_dict(),
             "delay_ms": self.delay_ms,
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
@@ -139,7 +142,7 @@ class Evaluation:
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
-        return to_frame(result_row(result) for result in self.trials)
+        return to_frame(result_row(result, self.classes) for result in self.trials)
 
 
 @dataclass(frozen=True)
@@ -205,28 +208,45 @@ def evaluate(
     beam: int | None = None,
     head: str = "ctc",
     scores: str | Path | None = None,
+    views: int = 1,
+    view_noise: float = 0.2,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Decode and score a split; write results/<split>[.<label>].jsonl, .json and .npz into the run folder.
 
     `data`: the store, if it is not the one of training. `search`: greedy or beam, default as in the recipe.
-    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file.
+    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the
+    frame scores over this many views of every trial, all but the first with white noise of SD `view_noise`.
     """
+    if views < 1 or (views > 1 and head != "ctc"):
+        raise UserError(f"--views must be at least 1, and more than 1 only with --head ctc; got {views} and {head}")
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
-    scored = score_split(opened, split, data, checkpoint, search=search, beam=beam, head=head, progress=progress)
+    scored = score_split(
+        opened,
+        split,
+        data,
+        checkpoint,
+        search=search,
+        beam=beam,
+        head=head,
+        views=views,
+        view_noise=view_noise,
+        progress=progress,
+    )
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
         summarise(scored.results),
         find_provenance(scored, split, label),
         _excluded_trials(scored.store, split, scored.model.config),
+        scored.model.config.classes,
         model_delay(scored.model).total_ms if scored.model.config.settings.encoder.causal else None,
     )
-    write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store)
+    write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
     if scores is not None:
-        write_frame_scores(scores, scored.results)
+        write_frame_scores(scores, scored.results, evaluation.classes)
     return evaluation
 
 
@@ -240,6 +260,8 @@ def score_split(
     beam: int | None = None,
     head: str = "ctc",
     keep_frames: bool = False,
+    views: int = 1,
+    view_noise: float = 0.0,
     progress: Progress | None = None,
 ) -> ScoredSplit:
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
@@ -265,9 +287,11 @@ def score_split(
         loss=stage_loss(config.loss, checkpoint_stage(source.checkpoint, config.stages)),
         keep_log_probs=True,
         keep_frames=keep_frames,
-        search=phoneme_search(validate),
+        search=phoneme_search(validate, model.config.classes),
         head=chosen_head,
         transducer_beam=transducer_beam,
+        views=views,
+        view_noise=view_noise,
         progress=progress,
     )
     return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
@@ -366,10 +390,10 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
     )
 
 
-def write_frame_scores(path: Path, results: Sequence[TrialResult]) -> None:
+def write_frame_scores(path: Path, results: Sequence[TrialResult], classes: tuple[str, ...]) -> None:
     """Write the log-probabilities of all trials to one .npz file."""
     frames = tuple(r.log_probs for r in results if r.log_probs is not None)
-    write_log_probs(path, FrameLogProbs(CLASSES, frames, tuple(r.trial.id for r in results), path.name))
+    write_log_probs(path, FrameLogProbs(classes, frames, tuple(r.trial.id for r in results), path.name))
 
 
 def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:
@@ -388,6 +412,7 @@ def select_trials(source: ModelSource, store: Store, split: str, config: ModelCo
             f"the model has {config.n_channels} channels and {store.path.name} has {store.n_channels};"
             " prepare the data with the channels of training"
         )
+    store.check_classes(config.classes)
     settings = source.config
     trials = select_split(store, settings.data, settings.front_end.patch.count_frames, split, config.sessions)
     if not trials:

@@ -22,7 +22,7 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.models.runtime import configure_runtime
 from arcuate.progress import Progress, percent
-from arcuate.run import Run, RunLike, open_run
+from arcuate.run import RunLike, open_run
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,10 @@ def bench_robustness(
         tuple(errors),
         {label: _mean([rate for e in errors for rate in e.per[label]]) for label in sets},
     )
-    file = robustness_file(opened, split)
+    file = opened.measurement_file("robustness", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, result.to_dict())
     return result
-
-
-def robustness_file(run: Run, split: str) -> Path:
-    """The file with the latest result of a split."""
-    return run.path / "results" / "robustness" / f"{split}.json"  # not among the results of evaluations
 
 
 def _error_rate(model: Model, store: Store, trials: Sequence[TrialInfo], batch_size: int) -> float | None:

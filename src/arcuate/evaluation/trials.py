@@ -1,15 +1,17 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import token_names
-from arcuate.data.batching import evaluation_batches, group_by_length
+from arcuate.data.alphabet import CLASSES, token_names
+from arcuate.data.augmentation import augment
+from arcuate.data.batching import Batch, evaluation_batches, group_by_length
+from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.heads import TRANSDUCER_BEAM, Head
 from arcuate.decoding.hypothesis import greedy
@@ -19,10 +21,12 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
+from arcuate.seeds import derive_seed
 from arcuate.training.config import Validate
 
 _OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None
@@ -50,14 +54,14 @@ class TrialResult:
         return None if self.mode is None else MODES[int(np.argmax(self.mode))]
 
 
-def phoneme_search(settings: Validate) -> Search:
+def phoneme_search(settings: Validate, classes: tuple[str, ...] = CLASSES) -> Search:
     """The CTC search of the validation settings."""
     if settings.search == "greedy":
         return greedy
     # Imported here: the Numba kernels cost half a second that the greedy search does not need.
     from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
-    return PrefixBeamSearch(settings.beam).tokens
+    return PrefixBeamSearch(settings.beam, classes).tokens
 
 
 def decode_trials(
@@ -72,11 +76,14 @@ def decode_trials(
     search: Search = greedy,
     head: Head = "ctc",
     transducer_beam: int | None = TRANSDUCER_BEAM,
+    views: int = 1,
+    view_noise: float = 0.0,
     progress: Progress | None = None,
 ) -> list[TrialResult]:
     """Decode and score trials; results are in the order of `trials`, batches are formed by length.
 
     `search` decodes the CTC head. The other heads use a beam of `transducer_beam`, or the greedy search if it is None.
+    `views`: average the log-probabilities of this many views of every trial (`average_views`).
     """
     device = next(model.parameters()).device
     front_end = model.config.settings.front_end
@@ -89,6 +96,8 @@ def decode_trials(
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
+            if views > 1:
+                outputs = average_views(model, batch, outputs, views, view_noise)
             losses, by_head = None, {}
             if loss is not None:
                 by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
@@ -117,6 +126,23 @@ def decode_trials(
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
+
+
+def average_views(model: Model, batch: Batch, outputs: Outputs, n_views: int, noise: float) -> Outputs:
+    """Pseudo-ensemble of one model: the CTC log-probabilities averaged over noisy views of the input, and normalised.
+
+    The first view is the clean one; the others add white noise with this SD to the normalised bins. Noise is a function
+    of (view, trial), so results do not depend on the batch.
+    """
+    clean, ids = model.normalise(batch.bins, batch.statistics), [t.id for t in batch.trials]
+    settings = AugmentationConfig(white_noise_sd=noise)
+    summed = outputs.log_probs["ctc"].float()
+    for view in range(1, n_views):
+        bins, _ = augment(clean, torch.tensor(batch.lengths), ids, settings, derive_seed("views"), view)
+        inputs = ModelInputs(bins, batch.n_bins, batch.session, lengths=tuple(batch.lengths))
+        summed = summed + model.encode(inputs).log_probs["ctc"].float()
+    averaged = torch.log_softmax(summed / n_views, dim=-1)
+    return replace(outputs, log_probs={**outputs.log_probs, "ctc": averaged})
 
 
 def _decode_transducer(
@@ -206,7 +232,7 @@ def _block(result: TrialResult) -> str:
     return f"{result.trial.session}/{result.trial.block}"
 
 
-def result_row(result: TrialResult) -> dict[str, Any]:
+def result_row(result: TrialResult, classes: Sequence[str] = CLASSES) -> dict[str, Any]:
     """One line of results/<split>.jsonl."""
     trial, counts = result.trial, result.score
     return {
@@ -219,8 +245,8 @@ def result_row(result: TrialResult) -> dict[str, Any]:
         "mode": trial.mode,
         **({"mode_predicted": result.predicted_mode} if result.mode is not None else {}),
         "text": trial.text,
-        "reference": token_names(trial.tokens) if trial.tokens is not None else None,
-        "hypothesis": token_names(result.tokens),
+        "reference": token_names(trial.tokens, classes) if trial.tokens is not None else None,
+        "hypothesis": token_names(result.tokens, classes),
         "substitutions": counts.substitutions if counts else None,
         "insertions": counts.insertions if counts else None,
         "deletions": counts.deletions if counts else None,
@@ -233,13 +259,19 @@ def result_row(result: TrialResult) -> dict[str, Any]:
 
 
 def write_results(
-    run: Run, split: str, label: str | None, results: Sequence[TrialResult], summary: Mapping[str, Any], store: Store
+    run: Run,
+    split: str,
+    label: str | None,
+    results: Sequence[TrialResult],
+    summary: Mapping[str, Any],
+    store: Store,
+    classes: Sequence[str],
 ) -> None:
     """Write the lines, the summary, and a few trials with their bins for the figures of the report."""
     files = (run.results_file(split, label, ending) for ending in ("jsonl", "npz", "json"))
     with atomic_group(*files) as (rows_file, examples_file, summary_file):
-        write_jsonl(rows_file, (result_row(r) for r in results))
-        _write_examples(examples_file, _choose_examples(results), store)
+        write_jsonl(rows_file, (result_row(r, classes) for r in results))
+        _write_examples(examples_file, _choose_examples(results), store, classes)
         write_json(summary_file, summary)
 
 
@@ -259,8 +291,9 @@ def _choose_examples(results: Sequence[TrialResult], n_examples: int = 3) -> lis
     return sorted(scored, key=distance)[:n_examples]
 
 
-def _write_examples(path: Path, examples: Sequence[TrialResult], store: Store) -> None:
+def _write_examples(path: Path, examples: Sequence[TrialResult], store: Store, classes: Sequence[str]) -> None:
     arrays: dict[str, np.ndarray] = {"trials": np.array([r.trial.id for r in examples], dtype=np.str_)}
+    arrays["classes"] = np.array(classes, dtype=np.str_)
     for i, result in enumerate(examples):
         arrays[f"bins_{i}"] = store.read_bins(result.trial)  # (T, C)
         assert result.log_probs is not None

@@ -30,10 +30,11 @@ from arcuate.config import (
     read_yaml,
     to_tree,
 )
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import ALPHABETS
 from arcuate.errors import UserError
 from arcuate.experiments.targets import Target
 from arcuate.files import fields_to_dict
+from arcuate.plugins import trust_code
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
 
@@ -72,7 +73,8 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         name = str(recipe)
         tree, migrate = resolve_recipe(name), any(_is_run_recipe(place) for place, _ in _lineage(name))
     apply_overrides(tree, overrides)
-    return parse_settings(Recipe, tree, name, migrate=migrate)
+    with trust_code(not migrate):  # a recipe that the user names may import code, the one of a run folder may not
+        return parse_settings(Recipe, tree, name, migrate=migrate)
 
 
 def _is_run_recipe(place: "Place") -> bool:
@@ -264,7 +266,8 @@ def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> R
     n_channels = recipe.data.channels or published.channels
     n_sessions = recipe.data.n_sessions or published.n_sessions
     sessions = tuple(f"session {i}" for i in range(n_sessions))
-    config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=CLASSES)
+    classes = ALPHABETS[published.targets]
+    config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=classes)
     return RecipeDescription(recipe, count_parameters(config), n_channels, n_sessions)
 
 
@@ -402,6 +405,8 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         inner = _type_name(parts[0])
         return f"list of {inner}" if parts[-1] is Ellipsis else f"list of {len(parts)} × {inner}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "component"
     names = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
     return names[annotation]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from arcuate.config import Overrides
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import error_rate_name
 from arcuate.data.batching import BatchPlan, PlannedBatches, make_plan, padding_waste, training_batches
 from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
@@ -160,7 +160,7 @@ def train(
     machine = replace(machine, device=own_device(machine.device))
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
-    decode_words = open_word_search(recipe, selection.validation)
+    decode_words = open_word_search(recipe, selection.validation, store.classes)
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
     try:
@@ -191,7 +191,7 @@ def build_model(recipe: TrainingConfig, store: Store, selection: Selection) -> M
     """The untrained model of a recipe, initialised from `train.seed`."""
     torch.manual_seed(recipe.train.seed)
     config = ModelConfig(
-        settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=CLASSES
+        settings=recipe.model, n_channels=store.n_channels, sessions=selection.sessions, classes=store.classes
     )
     return Model(config)
 
@@ -203,6 +203,7 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
         "layout": store.layout,
         "features": store.manifest.get("features"),
         "n_channels": store.n_channels,
+        "classes": list(store.classes),
         "simulated": store.simulated,
         "sessions": list(sessions),
         "hashes": store.manifest.get("hashes"),
@@ -466,8 +467,9 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
         return
     if result.best_per is not None:
         wer = "" if result.best_wer is None else f", WER {percent(result.best_wer)}"
+        name = error_rate_name(setup.store.classes)
         logger.info(
-            f"best {result.selected_on} PER {percent(result.best_per)}{wer} at step {result.best_step};"
+            f"best {result.selected_on} {name} {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
     if result.target is not None and result.recipe.target is not None:

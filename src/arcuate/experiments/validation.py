@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import CLASSES, SILENCE, token_names
+from arcuate.data.alphabet import boundary_index, token_names
 from arcuate.data.selection import Selection
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.log_probs import WordColumns, reorder_for_words
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TrialResult, decode_trials, phoneme_search, session_sums, summarise_sums
@@ -37,14 +38,15 @@ class ValidationWords:
 
     search: "WordSearch"
     lexicon: Lexicon
+    columns: WordColumns
 
     def decode(self, result: TrialResult, transducer: Transducer | None) -> str:
         """Decode one trial to text, by both heads if the transducer is given."""
         log_probs = result.log_probs
         if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
             return ""  # a model that diverged
-        if transducer is None or result.frames is None:
-            found = self.search.search(log_probs, 1)
+        if transducer is None or result.frames is None or self.columns.classes != self.columns.model_classes:
+            found = self.search.search(self.columns(log_probs), 1)
         else:
             from arcuate.decoding.joint import HeadOutputs, word_search
 
@@ -53,7 +55,9 @@ class ValidationWords:
         return (found[0].text or "") if found else ""
 
 
-def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> ValidationWords | None:
+def open_word_search(
+    config: TrainingConfig, trials: Sequence[TrialInfo], classes: tuple[str, ...]
+) -> ValidationWords | None:
     """The word search of the validation settings; None if words are not decoded."""
     if not config.validate_.words or not trials:
         return None
@@ -62,20 +66,22 @@ def open_word_search(config: TrainingConfig, trials: Sequence[TrialInfo]) -> Val
             "validate.words=true needs reference texts, but none of the validation trials has one; set"
             " validate.words=false"
         )
-    return _make_word_search(config.validate_)
+    return _make_word_search(config.validate_, classes)
 
 
-def _make_word_search(settings: Validate) -> ValidationWords:
+def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> ValidationWords:
     # Imported here: the Numba kernels and the language model cost seconds that most runs do not need.
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
     from arcuate.language.ngram.io import open_model
 
     weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
-    lexicon = open_lexicon(settings.lexicon, CLASSES)
-    if tuple(lexicon.classes) != CLASSES:
+    columns = reorder_for_words(model_classes, weights)
+    lexicon = open_lexicon(settings.lexicon, columns.classes)
+    if tuple(lexicon.classes) != columns.classes:
         raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; give another")
-    return ValidationWords(build_word_search(lexicon, open_model(settings.lm), weights, boundary=SILENCE), lexicon)
+    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=boundary_index(columns.classes))
+    return ValidationWords(search, lexicon, columns)
 
 
 def make_validator(
@@ -95,7 +101,7 @@ def make_validator(
     """
     trials = selection.validation[distributed.rank :: distributed.size]
     settings = config.validate_
-    search = phoneme_search(settings)
+    search = phoneme_search(settings, store.classes)
     sampled = _spread(len(trials), settings.predictions)
 
     def validate(model: Model) -> Validation:
@@ -114,7 +120,7 @@ def make_validator(
             search=search,
         )
         if results and results[0].trial.tokens is not None:
-            show_sample(token_names(results[0].trial.tokens), token_names(results[0].tokens))
+            show_sample(*(token_names(part, store.classes) for part in (results[0].trial.tokens, results[0].tokens)))
         sums = distributed.sum(session_sums(results, selection.sessions))
         row = {"split": selection.selected_on, **summarise_sums(sums, selection.sessions)}
         cost = {"seconds": time.perf_counter() - started}
@@ -125,7 +131,7 @@ def make_validator(
             row |= _word_errors(results, texts, distributed)
             row["wer_head"] = "ctc" if transducer is None else "both"
             cost["seconds_words"] = time.perf_counter() - started - cost["seconds"]
-        predictions = tuple(_prediction(results[i], texts[i] if texts else None) for i in sampled)
+        predictions = tuple(_prediction(results[i], texts[i] if texts else None, store.classes) for i in sampled)
         return Validation(row | {"cost": cost}, predictions)
 
     return validate
@@ -148,13 +154,13 @@ def _word_errors(results: Sequence[TrialResult], texts: Sequence[str], distribut
     return {"wer": n_errors / n_words if n_words else None, "word_errors": n_errors, "n_words": n_words}
 
 
-def _prediction(result: TrialResult, text: str | None) -> dict[str, Any]:
+def _prediction(result: TrialResult, text: str | None, classes: Sequence[str]) -> dict[str, Any]:
     """One line of predictions.jsonl, without its step; the names are those of results/<split>.jsonl."""
     trial = result.trial
     return {
         "trial": trial.id,
         "text": trial.text,
-        "reference": None if trial.tokens is None else " ".join(token_names(trial.tokens)),
-        "hypothesis": " ".join(token_names(result.tokens)),
+        "reference": None if trial.tokens is None else " ".join(token_names(trial.tokens, classes)),
+        "hypothesis": " ".join(token_names(result.tokens, classes)),
         **({} if text is None else {"decoded_text": text}),
     }

@@ -22,7 +22,8 @@ from arcuate.charts import theme
 from arcuate.charts.formats import count, percent
 from arcuate.charts.plots import Chart
 from arcuate.charts.theme import colour
-from arcuate.files import write_text
+from arcuate.errors import UserError
+from arcuate.files import check_resources, write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -144,7 +145,13 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
     if not isinstance(spec.get("width"), int):
         spec["width"] = figure.static_width
     spec["params"] = [p for p in spec.get("params", ()) if "select" not in p]
-    svg = str(vl_convert.vegalite_to_svg(spec))
+    try:
+        svg = str(vl_convert.vegalite_to_svg(spec))
+    except BaseException as error:  # a panic of the Rust library is not an `Exception`
+        if type(error).__name__ != "PanicException":
+            raise
+        check_resources(error, Path("the renderer of charts"))
+        raise UserError(f"a chart cannot be drawn: {error}; close other programs and try again") from None
     ids = dict.fromkeys(re.findall(r'id="(\w+)"', svg))
     for i, name in enumerate(ids):
         svg = re.sub(rf'(?<=[#"]){name}(?=["\)])', f"{identifier}s{i}", svg)

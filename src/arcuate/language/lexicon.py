@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME
+from arcuate.data.alphabet import BLANK_NAME, CLASSES, SILENCE_NAME, boundary_index, token_unit
 from arcuate.data.text import dictionary, dictionary_entries, pronounce_unknown
 from arcuate.errors import UserError
 from arcuate.language.ngram.text import decode_line, read_lines
@@ -67,6 +67,8 @@ class Lexicon:
     def with_words(self, words: Iterable[str]) -> "Lexicon":
         """Add words, pronounced as in the dictionary or, if unknown, by G2P."""
         new = [word for word in dict.fromkeys(words) if word not in self]
+        if token_unit(self.classes) == "character":
+            return self.with_entries((word, tuple(word)) for word in new)
         known = [(word, phones) for word in new for phones in dictionary().get(word, ())]
         unknown = [word for word in new if word not in dictionary()]
         added = self.with_entries([*known, *((word, pronounce_unknown(word)) for word in unknown)])
@@ -74,10 +76,39 @@ class Lexicon:
 
 
 def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
-    """Open a lexicon by name (`default`: the dictionary in `pocketsphinx`, 134,860 pronunciations) or from a file."""
+    """Open a lexicon by name (`default`: the dictionary in `pocketsphinx`, 134,860 pronunciations) or from a file.
+
+    With the classes of a character alphabet, words are spelled: those of the dictionary, or of a file with one word
+    per line.
+    """
     if str(name) in _EMBEDDED:
+        if token_unit(classes) == "character":
+            return grapheme_lexicon((word for word, _ in dictionary_entries()), classes, "pocketsphinx, spelled")[0]
         return make_lexicon(dictionary_entries(), CLASSES, "pocketsphinx")
+    if token_unit(classes) == "character" and _is_word_list(Path(name)):
+        return _spell_words(Path(name), classes)
     return read_lexicon(Path(name), classes)
+
+
+def _is_word_list(path: Path) -> bool:
+    """Whether the first line with a word has nothing after it."""
+    for number, encoded in enumerate(read_lines(path), start=1):
+        line = decode_line(encoded, path, number)
+        if line.strip() and not line.startswith(_COMMENT):
+            return len(line.split()) == 1
+    return False
+
+
+def _spell_words(path: Path, classes: Sequence[str]) -> Lexicon:
+    words = []
+    for number, encoded in enumerate(read_lines(path), start=1):
+        line = decode_line(encoded, path, number).strip()
+        if not line or line.startswith(_COMMENT):
+            continue
+        if len(line.split()) > 1 or line.lower() in _RESERVED:
+            raise UserError(f"{path}, line {number}: expected one word per line, found {line[:40]!r}")
+        words.append(line)
+    return grapheme_lexicon(words, classes, path.name)[0]
 
 
 def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
@@ -130,7 +161,8 @@ def grapheme_lexicon(
     words: Iterable[str], classes: Sequence[str], name: str = "spelled"
 ) -> tuple[Lexicon, tuple[str, ...]]:
     """Spell words with the characters of `classes`; return the lexicon and the words that cannot be spelled."""
-    known = frozenset(classes)
+    edge = boundary_index(classes)
+    known = frozenset(classes[1:edge] if edge > 0 else classes[1:])
     distinct = list(dict.fromkeys(words))
     skipped = tuple(word for word in distinct if not word or not known.issuperset(word))
     entries = [(word, tuple(word)) for word in distinct if word and known.issuperset(word)]

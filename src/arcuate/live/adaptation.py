@@ -30,11 +30,12 @@ from arcuate.adaptation.online import (
 )
 from arcuate.adaptation.state import DecodedTrial, SessionState, is_disabled
 from arcuate.config import parse_settings
-from arcuate.data.alphabet import CLASSES
+from arcuate.data.alphabet import token_unit
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, is_store
 from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.models.model import Model, single_session_model
@@ -196,7 +197,9 @@ def adapt_to_sentence(
     with torch.no_grad():
         bins = sentence.model.normalise(sentence.bins[None], sentence.statistics)[0]
     log_probs = compute_log_probs(adapter.adapted_model(state), bins)
-    label = greedy(log_probs) if setup.search is None else hypothesis_tokens(setup.search, [sentence.best])
+    label: Sequence[int] = greedy(log_probs)
+    if setup.search is not None:
+        label = hypothesis_tokens(setup.search, [sentence.best], sentence.model.config.classes)
     return adapter.update(state, DecodedTrial(bins, log_probs, tuple(label)))
 
 
@@ -209,12 +212,14 @@ def make_setup(
     progress: Progress | None = None,
 ) -> AdaptationSetup:
     """Set up adaptation for streams, in which a trial's own input is not available before it is decoded."""
-    if search is not None and model.config.classes != CLASSES:
-        raise UserError("adaptation with words needs the benchmark's classes; decode phonemes with lm=None")
+    classes = model.config.classes
+    if search is not None and token_unit(classes) == "token":
+        raise UserError("adaptation with words needs phoneme or character classes; decode tokens with lm=None")
     settings = settings.model_copy(update={"use_current_trial": False})
     labeller: Labeller = greedy
     if search is not None and settings.method == "replay":  # decodes past sentences in its own buffers
-        labeller = word_labeller(search.with_settings(search.settings), chunk_frames=1)
+        columns = reorder_for_words(classes, search.settings)
+        labeller = word_labeller(search.with_settings(search.settings), chunk_frames=1, columns=columns)
     adapter = make_adapter(model, settings, augmentation, labeller)
     known = measure_confidence(adapter, store, progress) if store and settings.method != "none" else {}
     return AdaptationSetup(adapter, search, store, known)

@@ -16,6 +16,7 @@ from arcuate.decoding.confidence import n_hypotheses, with_confidence
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.stream import NewFrames, SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
@@ -197,7 +198,8 @@ class StreamingDecoder(SentenceStream):
         if rescorer and hypotheses[0].total is not None:
             hypotheses = rescorer(hypotheses, search.settings.lm_weight)
             scale = search.settings.lm_weight  # the rescorer divides acoustic scores by it
-        return with_confidence(hypotheses, self.log_probs()[:, self.layout.columns], search.settings, scale)
+        columns = reorder_for_words(self.layout.classes, search.settings)
+        return with_confidence(hypotheses, columns(self.log_probs()), search.settings, scale)
 
 
 def _new_frames(outputs: Outputs) -> NewFrames:

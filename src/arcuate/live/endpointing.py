@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK
+from arcuate.data.alphabet import BLANK, token_names
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
@@ -213,7 +213,7 @@ class Endpointer:
 
     def _final_event(self, nbest: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
         best = nbest[0]
-        words = best.words or tuple(best.phonemes)
+        words = best.words or tuple(token_names(best.tokens, self.decoder.engine.model.config.classes))
         return {
             "type": "final",
             "number": self.n_sentences,

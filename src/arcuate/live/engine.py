@@ -14,7 +14,7 @@ from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
 from arcuate.decoding.layout import ModelLayout
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
@@ -114,8 +114,7 @@ def load_search(
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
-    names = model.config.classes
-    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, "the model", decoding.boundary)
+    classes = reorder_for_words(model.config.classes, decoding).classes
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has different classes from the model; give one with the same classes")

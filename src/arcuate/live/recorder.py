@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.quality import (
     QualityRow,
     exclusion_flags,
@@ -27,7 +28,7 @@ from arcuate.data.quality import (
 from arcuate.data.readers.source import ReadResult, is_safe_name
 from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
-from arcuate.data.text import text_to_tokens
+from arcuate.data.text import sentence_tokens
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
@@ -46,7 +47,9 @@ class Recorder:
     `session` is the name under which sentences are stored, if it differs from the session whose layer decodes them.
     """
 
-    def __init__(self, folder: Path, n_channels: int, session: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, n_channels: int, session: str | None = None, classes: tuple[str, ...] = CLASSES
+    ) -> None:
         self.folder = folder
         self.n_channels = n_channels
         self.session = session
@@ -63,7 +66,8 @@ class Recorder:
             self._bins = (folder / _BINS).open("ab")
             self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
             self.n_bins = self._bins.tell() // (4 * n_channels)
-            self._write({"type": _START, "n_channels": n_channels})
+            alphabet = {} if classes == CLASSES else {"classes": list(classes)}
+            self._write({"type": _START, "n_channels": n_channels, **alphabet})
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
 
@@ -169,10 +173,11 @@ def make_store(folder: Path) -> Path | None:
     """Make the store of a recording from its journal; None if it has no sentence."""
     rows = [_renamed(row) for row in read_jsonl(folder / _JOURNAL, growing=True)]
     n_channels = int(rows[0]["n_channels"]) if rows else 0
+    classes = tuple(rows[0].get("classes", CLASSES)) if rows else CLASSES
     finals = [row for row in rows if row["type"] == "final" and row["n_bins"] > 0]
     if not finals:
         return None
-    trials = list(_read_trials(folder, finals, n_channels))
+    trials = list(_read_trials(folder, finals, n_channels, classes))
     quality = {trial.id: quality_rows(ReadResult(trial.id, trial), find_problems(trial)) for trial in trials}
     infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in trials]
     store = folder / STORE
@@ -183,12 +188,14 @@ def make_store(folder: Path) -> Path | None:
                     out.add(trial)
         ordered = [i for s in dict.fromkeys(t.session for t in trials) for i in infos if i.session == s]
         found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
-        writer.write_manifest(_manifest(trials, infos), ordered, found)
+        writer.write_manifest(_manifest(trials, infos) | {"classes": list(classes)}, ordered, found)
         write_jsonl(writer.folder / _LIVE, _sentence_rows(rows, trials))
     return store
 
 
-def _read_trials(folder: Path, finals: list[dict[str, Any]], n_channels: int) -> Iterator[Trial]:
+def _read_trials(
+    folder: Path, finals: list[dict[str, Any]], n_channels: int, classes: tuple[str, ...]
+) -> Iterator[Trial]:
     bins = np.memmap(folder / _BINS, "<f4", "r").reshape(-1, n_channels)
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
@@ -199,7 +206,8 @@ def _read_trials(folder: Path, finals: list[dict[str, Any]], n_channels: int) ->
         split: Split = "test" if reference is None else "val"  # without a reference it cannot be scored
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
-        tokens = None if reference is None else np.array(text_to_tokens(reference)[0], np.int32)
+        label = None if reference is None else sentence_tokens(reference, classes)
+        tokens = None if label is None else np.array(label, np.int32)
         first = int(row["first_bin"])
         part = bins[max(0, first) : first + int(row["n_bins"])]  # memory-mapped: may exceed the memory
         yield Trial(session, split, number, 1, part, tokens, reference, corpus=LIVE_CORPUS)

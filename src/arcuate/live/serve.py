@@ -27,6 +27,7 @@ from arcuate.live.config import DecoderOptions, LiveSettings
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
+from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import logger
 
 if TYPE_CHECKING:
@@ -153,14 +154,15 @@ def prepare_server(
     if folder is not None:
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
-        recorder = Recorder(folder, decoder.n_channels, record_session)
+        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.engine.model.config.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
     return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
-    if source not in _SOURCES:
-        raise UserError(f"--source {source!r} is unknown; choose {', '.join(_SOURCES)}")
+    if source not in _SOURCES and not has_component("live_sources", source):
+        known = ", ".join((*_SOURCES, *component_names("live_sources")))
+        raise UserError(f"--source {source!r} is unknown; choose {known} or an import path such as mylab.live:Source")
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     if adapts and source == "redis-logits":
@@ -235,6 +237,10 @@ def _make_source(
         from arcuate.live.sources.replay import Replay
 
         return Replay(replay, session.put, speed)
+    if name not in _SOURCES:
+        with trust_code():  # named on the command line
+            made: Source = load_component("live_sources", name)(n_channels, session.put)
+        return made
     from arcuate.live.sources.streams import BINS_STREAM, LslBins, RedisBins, RedisLogits
 
     if name == "lsl":

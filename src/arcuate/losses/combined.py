@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from arcuate.config import component_class
 from arcuate.data.alphabet import BLANK
-from arcuate.losses.config import CTCSettings, LossSettings
+from arcuate.errors import UserError
+from arcuate.losses.config import CTCSettings, CustomLossSettings, LossSettings
 from arcuate.losses.rnnt import Lengths, chunked_rnnt_loss
 from arcuate.models.interfaces import Flow, Joint, Outputs
 
-LOSS_NAMES = ("ctc", "rnnt", "intermediate", "mode", "denoise")
+LOSS_NAMES = ("ctc", "rnnt", "intermediate", "mode", "denoise", "custom")
 TOKEN_LOSSES = ("ctc", "rnnt")  # losses of the final token predictions
 
 
@@ -51,7 +53,18 @@ def compute_losses(
         losses["mode"] = mode_loss(outputs.mode, modes)
     if settings.denoise.weight > 0 and outputs.flow is not None:
         losses["denoise"] = flow_loss(outputs.flow, outputs.n_frames)
+    if settings.custom is not None and settings.custom.weight > 0:
+        losses["custom"] = _custom_loss(outputs, tokens, n_tokens, settings.custom)
     return losses
+
+
+def _custom_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: CustomLossSettings) -> Tensor:
+    """A loss from outside the package. (B,)"""
+    values = component_class("losses", settings.kind)(settings)(outputs, tokens, n_tokens)
+    if not isinstance(values, Tensor) or values.shape != outputs.n_frames.shape:
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise UserError(f"the loss {settings.kind!r} returned {shape}; expected one value for each trial of the batch")
+    return values
 
 
 def weighted_loss(losses: dict[str, Tensor], settings: LossSettings) -> Tensor:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import PluginSettings, Settings, plugin_validator
 
 LossWeight = Annotated[float, Field(ge=0.0, le=1000.0)]
 _Layer = Annotated[int, Field(ge=1, le=64)]
@@ -69,6 +69,12 @@ class DenoiseSettings(Settings):
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 
 
+class CustomLossSettings(PluginSettings):
+    """Base class of the settings of a loss from outside the package."""
+
+    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
+
+
 class LossSettings(Settings):
     """All losses; the total is their weighted sum."""
 
@@ -77,3 +83,6 @@ class LossSettings(Settings):
     intermediate: IntermediateSettings = IntermediateSettings()
     mode: ModeLossSettings = ModeLossSettings()
     denoise: DenoiseSettings = DenoiseSettings()
+    custom: Annotated[SerializeAsAny[CustomLossSettings], plugin_validator("losses")] | None = Field(
+        None, description="Loss from outside the package; null = none."
+    )

@@ -6,9 +6,9 @@ Everything between stored bins and log-probabilities is set here. The classes ne
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
-from arcuate.config import Settings
+from arcuate.config import PluginSettings, Settings, plugin_validator
 from arcuate.data.config import StatisticsSpec
 
 _DEVICE = r"^(auto|cpu|cuda(:\d+)?|mps)$"
@@ -88,6 +88,9 @@ class FrontEndSettings(Settings):
     session_layer: SessionLayerSettings = SessionLayerSettings()
     channel_gate: ChannelGateSettings = ChannelGateSettings()
     stem: ConvStemSettings = ConvStemSettings()
+    custom: Annotated[SerializeAsAny[PluginSettings], plugin_validator("front_end_steps")] | None = Field(
+        None, description="Map of single bins from outside the package, after the session layer; null = none."
+    )
     patch: Patch = Patch()
 
     renamed: ClassVar[Mapping[str, str]] = {"log": "log1p"}
@@ -184,13 +187,43 @@ class TransformerSettings(Settings):
         return self
 
 
+class PluginEncoderSettings(PluginSettings):
+    """Base class of the settings of an encoder from outside the package."""
+
+    width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
+    depth: int = Field(1, ge=1, le=64, description="Number of layers.")
+
+    @property
+    def causal(self) -> bool:
+        """Whether frames depend on past bins only; override it for an encoder that needs complete trials."""
+        return True
+
+
+AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings | PluginEncoderSettings
+_ENCODER_KINDS = ("gru", "ssm", "transformer")
+
+
 def _default_kind_gru(value: Any) -> Any:
     """Files written when the GRU was the only encoder have no `kind`."""
     return {"kind": "gru", **value} if isinstance(value, dict) else value
 
 
-AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings
-EncoderSettings = Annotated[AnyEncoderSettings, Field(discriminator="kind"), BeforeValidator(_default_kind_gru)]
+def _encoder_tag(value: Any) -> str | None:
+    if isinstance(value, PluginEncoderSettings):
+        return "plugin"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in _ENCODER_KINDS else None
+
+
+EncoderSettings = Annotated[
+    Annotated[GRUSettings, Tag("gru")]
+    | Annotated[SSMSettings, Tag("ssm")]
+    | Annotated[TransformerSettings, Tag("transformer")]
+    | Annotated[SerializeAsAny[PluginEncoderSettings], Tag("plugin")],
+    Discriminator(_encoder_tag),
+    plugin_validator("encoders", _ENCODER_KINDS),
+    BeforeValidator(_default_kind_gru),
+]
 
 
 class TransducerSettings(Settings):

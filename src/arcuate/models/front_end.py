@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
+from arcuate.config import component_class
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import (
@@ -69,6 +70,9 @@ class FrontEnd(nn.Module):
         self.left = (len(self.kernel) - 1) // 2  # zeros before the first bin
         self.right = len(self.kernel) - 1 - self.left  # zeros after the last bin: the look-ahead of smoothing
         self.session_layer = SessionLayer(settings.session_layer, n_channels, n_sessions)
+        self.custom: nn.Module | None = None
+        if settings.custom is not None:
+            self.custom = component_class("front_end_steps", settings.custom.kind)(settings.custom, n_channels)
         self.stem: _Stem | None = None
         if settings.channel_gate.enabled or settings.stem.enabled:
             self.stem = _Stem(settings.channel_gate, settings.stem, n_channels, causal)
@@ -79,8 +83,11 @@ class FrontEnd(nn.Module):
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
         bins = bins.masked_fill_(is_padding[..., None], 0.0)
-        bins = self.session_layer(smooth(bins, self.kernel), session)
+        bins = self._apply_custom(self.session_layer(smooth(bins, self.kernel), session))
         return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))
+
+    def _apply_custom(self, bins: Tensor) -> Tensor:
+        return bins if self.custom is None else self.custom(bins)
 
     def start(self, session: Tensor, statistics: BatchStatistics | None, like: Tensor) -> FrontEndState:
         """State before the first bin of one trial; `like` gives device and dtype, and `session` is on the CPU."""
@@ -105,7 +112,7 @@ class FrontEnd(nn.Module):
         n_smooth = max(waiting.shape[1] - len(self.kernel) + 1, 0)
         ready, stem = state.ready[:, :0], state.stem
         if n_smooth:
-            ready = self.session_layer(smooth(waiting, self.kernel), state.session)
+            ready = self._apply_custom(self.session_layer(smooth(waiting, self.kernel), state.session))
             if self.stem is not None and stem is not None:
                 ready, stem = self.stem.step(ready, stem)
         return ready, replace(state, normalised=waiting[:, n_smooth:], stem=stem)

@@ -12,13 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from arcuate.config import component_class
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
-from arcuate.models.config import GRUSettings, ModelConfig, ModelSettings, SSMSettings, TransformerSettings
+from arcuate.models.config import (
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    PluginEncoderSettings,
+    SSMSettings,
+    TransformerSettings,
+)
 from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.interfaces import EncoderState, ModelInputs, Outputs, require_causal
+from arcuate.models.interfaces import Encoder, EncoderState, ModelInputs, Outputs, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
@@ -225,7 +233,7 @@ class Model(nn.Module):
             )
 
 
-def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM | Transformer:
+def make_encoder(settings: ModelSettings, n_channels: int) -> Encoder:
     patch = settings.front_end.patch
     match settings.encoder:
         case GRUSettings() as encoder:
@@ -234,6 +242,11 @@ def make_encoder(settings: ModelSettings, n_channels: int) -> GRU | SSM | Transf
             return SSM(encoder, patch, n_channels)
         case TransformerSettings() as encoder:
             return Transformer(encoder, patch, n_channels)
+        case PluginEncoderSettings() as encoder:
+            made = component_class("encoders", encoder.kind)(encoder, patch, n_channels)
+            if not isinstance(made, Encoder):
+                raise UserError(f"the encoder {encoder.kind!r} is not a subclass of arcuate.models.interfaces.Encoder")
+            return made
 
 
 _BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.")

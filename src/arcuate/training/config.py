@@ -362,7 +362,7 @@ def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[
 
 _ADAM_KINDS = ("adam", "adamw")
 _FULL_UPDATES = 0.5  # share of Adam's update that is left by eps, above which eps does not matter
-_MAX_STEP = 0.015  # change of a weight in one update above which gradients explode
+_MAX_STEP = 0.012  # change of a weight in one update above which gradients explode
 _MIN_DISTANCE = 2.0  # sum of all updates / size of the weights below which a run hardly learns
 _TARGET_LENGTH = (30.0, 40.0)  # tokens in a typical sentence: ratio of a loss per trial to a mean per token
 _TOLERANCE = 1.5  # factor by which an eps scaled with the reduction may miss the target length

@@ -193,11 +193,15 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
 def _check_header(file: SourceFile) -> None:
     if not is_safe_name(file.session):
         raise UnreadableFile(f"the session name {file.session!r} is not a valid file name; rename the file")
+    _check_version(file.path)
+
+
+def _check_version(path: Path) -> None:
     try:
-        with file.path.open("rb") as stream:
+        with path.open("rb") as stream:
             head = stream.read(520)
     except OSError as error:
-        check_resources(error, file.path)
+        check_resources(error, path)
         raise UnreadableFile(error.strerror or str(error)) from error
     if head[:8] == b"\x89HDF\r\n\x1a\n" or head[512:520] == b"\x89HDF\r\n\x1a\n" or head.startswith(b"MATLAB 7.3"):
         raise UnreadableFile("it is a MATLAB 7.3 file; save it again in MATLAB with save(..., '-v7')")
@@ -214,6 +218,27 @@ def _count_cells(file: SourceFile, wanted: Collection[str] = ()) -> dict[str, in
         if sizes.get(name, 0) > _MAX_TRIALS:
             raise UnreadableFile(f"{name} has {sizes[name]} trials, expected at most {_MAX_TRIALS}")
     return sizes
+
+
+def load_mat(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """Variables of any MATLAB 5 file, checked before scipy reads them; raises `UnreadableFile`."""
+    _check_version(path)
+    try:
+        _list_variables(path, wanted)
+        stored = scipy.io.loadmat(path, variable_names=tuple(wanted))
+    except _MAT_ERRORS as error:
+        check_resources(error, path)
+        raise UnreadableFile(summarise_error(error)) from error
+    return {name: stored[name] for name in wanted if isinstance(stored.get(name), np.ndarray)}
+
+
+def list_mat(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the variables of a MATLAB 5 file; raises `UnreadableFile`."""
+    _check_version(path)
+    try:
+        return {name: found.shape for name, found in _list_variables(path, ()).items()}
+    except _MAT_ERRORS as error:
+        raise UnreadableFile(summarise_error(error)) from error
 
 
 def _parse_sentences(stored: Any) -> list[Any]:

@@ -4,17 +4,16 @@ Files are untrusted: only plain datasets stored inside the file itself are read,
 allocated, and label lengths come from `seq_len`, never from the padded array.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
+from arcuate.data.readers.hdf5 import Budget, has_entry, open_dataset, open_group, read_attribute
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
@@ -30,13 +29,11 @@ from arcuate.data.readers.source import (
     unreadable,
 )
 from arcuate.data.trial import Split, Trial, trial_id
-from arcuate.files import check_expansion, check_resources
+from arcuate.files import check_resources
 
 FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
 _MAX_TOKENS = 100_000
-_MAX_CHUNK_BYTES = 2**26  # a chunk is inflated as a whole
-_MAX_ATTRIBUTE_BYTES = 100_000
 
 
 def recognise(folder: Path, name: str) -> SourceFile | str:
@@ -53,7 +50,7 @@ def summarise_file(file: SourceFile) -> FileSummary:
         names, _ = _trial_names(data)
         for _, name in names:
             try:
-                shape = _dataset(_group(data, name), "input_features").shape
+                shape = open_dataset(open_group(data, name), "input_features").shape
                 channels[int(shape[1])] += 1
             except (*FILE_ERRORS, IndexError):
                 continue
@@ -68,7 +65,7 @@ def read_trials(file: SourceFile) -> Iterator[ReadResult]:
             detail = f"entries that are not trials, ignored: {', '.join(stray[:5])}"
             yield ReadResult(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
         seen: set[int] = set()
-        budget = _Budget(file.path.stat().st_size)
+        budget = Budget(file.path.stat().st_size)
         for number, name in names:
             identity = trial_id(file.session, file.split, number)
             if number in seen:
@@ -76,7 +73,7 @@ def read_trials(file: SourceFile) -> Iterator[ReadResult]:
                 continue
             seen.add(number)
             try:
-                yield _read_trial(file, number, _group(data, name), budget)
+                yield _read_trial(file, number, open_group(data, name), budget)
             except FILE_ERRORS as error:
                 yield unreadable(identity, summarise_error(error))
 
@@ -102,18 +99,7 @@ def _trial_names(data: h5py.File) -> tuple[list[tuple[int, str]], list[str]]:
     return sorted((int(found[1]), found[0]) for found in matches), stray
 
 
-class _Budget:
-    """Bytes that the bins of a file may expand to: a few bytes can describe gigabytes of equal or repeated values."""
-
-    def __init__(self, n_packed: int) -> None:
-        self._n_packed, self._spent = n_packed, 0
-
-    def spend(self, n_bytes: int) -> None:
-        check_expansion(self._spent + n_bytes, self._n_packed)
-        self._spent += n_bytes
-
-
-def _read_trial(file: SourceFile, number: int, group: h5py.Group, budget: "_Budget") -> ReadResult:
+def _read_trial(file: SourceFile, number: int, group: h5py.Group, budget: Budget) -> ReadResult:
     problems: list[Problem] = []
     bins = _read_bins(group, problems, budget)
     block = _integer_attribute(group, "block_num")
@@ -129,9 +115,9 @@ def _read_trial(file: SourceFile, number: int, group: h5py.Group, budget: "_Budg
     return ReadResult(trial.id, trial, tuple(problems))
 
 
-def _read_bins(group: h5py.Group, problems: list[Problem], budget: "_Budget") -> np.ndarray:
+def _read_bins(group: h5py.Group, problems: list[Problem], budget: Budget) -> np.ndarray:
     """Bins (T, C) float32; T is `n_time_steps` unless it exceeds the array."""
-    data = _dataset(group, "input_features")
+    data = open_dataset(group, "input_features")
     if data.ndim != 2 or data.dtype.kind not in "fiu":
         raise ValueError(f"input_features is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)")
     rows, channels = data.shape
@@ -153,11 +139,11 @@ def _read_bins(group: h5py.Group, problems: list[Problem], budget: "_Budget") ->
 
 def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -> np.ndarray | None:
     """The label at its true length; None if it is missing or invalid."""
-    if not _has_entry(group, "seq_class_ids"):
+    if not has_entry(group, "seq_class_ids"):
         if file.split != "test":
             problems.append(Problem("no label", None, "the trial has no seq_class_ids"))
         return None
-    data = _dataset(group, "seq_class_ids")
+    data = open_dataset(group, "seq_class_ids")
     if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > _MAX_TOKENS:
         detail = f"seq_class_ids is {data.dtype} with shape {data.shape}, expected a list of class indices"
         problems.append(Problem("label out of range", None, detail))
@@ -196,8 +182,8 @@ def _check_label(label: np.ndarray, problems: list[Problem]) -> np.ndarray | Non
 def _read_text(group: h5py.Group, problems: list[Problem]) -> str | None:
     """The sentence: the attribute, else the array of character codes."""
     text = _text_attribute(group, "sentence_label")
-    if text is None and _has_entry(group, "transcription"):
-        text = _decode_transcription(_dataset(group, "transcription"))
+    if text is None and has_entry(group, "transcription"):
+        text = _decode_transcription(open_dataset(group, "transcription"))
     if text is not None and (n_replaced := text.count(REPLACEMENT)):
         detail = f"{n_replaced} bytes of the sentence are not UTF-8; read as {text[:60]!r}"
         problems.append(Problem("text encoding", n_replaced, detail, "note"))
@@ -213,56 +199,8 @@ def _decode_transcription(data: h5py.Dataset) -> str | None:
     return replace_surrogates("".join(chr(int(code)) for code in codes if 0 < code < 0x110000)).strip()
 
 
-# --- safe access to an untrusted file --------------------------------------------------------------------
-
-
-def _group(data: h5py.File, name: str) -> h5py.Group:
-    _check_link(data, name)
-    group = data[name]
-    if not isinstance(group, h5py.Group):
-        raise ValueError(f"{name} is not a group")
-    return group
-
-
-def _dataset(group: h5py.Group, name: str) -> h5py.Dataset:
-    """A plain dataset whose values are stored in this file."""
-    _check_link(group, name)
-    data = group[name]
-    if not isinstance(data, h5py.Dataset) or data.shape is None:
-        raise ValueError(f"{name} is not an array")
-    if data.external or data.is_virtual:
-        raise ValueError(f"{name} refers to another file, which is not allowed")
-    if data.chunks and math.prod(data.chunks) * data.dtype.itemsize > _MAX_CHUNK_BYTES:
-        raise ValueError(f"{name} is stored in chunks of {data.chunks} values, more than a trial has")
-    return data
-
-
-def _has_entry(group: h5py.Group, name: str) -> bool:
-    """Whether the group has this entry, without following links."""
-    return bool(group.id.links.exists(name.encode()))
-
-
-def _check_link(group: h5py.Group, name: str) -> None:
-    if not _has_entry(group, name):
-        raise KeyError(f"{name} is missing")
-    if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-        raise ValueError(f"{name} is a link, which is not allowed")
-
-
-def _attribute(group: h5py.Group, name: str) -> Any:
-    """A scalar attribute; None if it is missing or not a scalar."""
-    if name not in group.attrs:
-        return None
-    stored = group.attrs.get_id(name)
-    is_plain = stored.dtype.kind in "iufS" or h5py.check_string_dtype(stored.dtype) is not None
-    if not is_plain or int(np.prod(stored.shape)) != 1 or stored.dtype.itemsize > _MAX_ATTRIBUTE_BYTES:
-        return None
-    value = group.attrs[name]
-    return value.reshape(-1)[0] if isinstance(value, np.ndarray) else value
-
-
 def _integer_attribute(group: h5py.Group, name: str) -> int | None:
-    value = _attribute(group, name)
+    value = read_attribute(group, name)
     if isinstance(value, bytes):
         value = value.decode("ascii", errors="replace")
     if isinstance(value, str):
@@ -274,7 +212,7 @@ def _integer_attribute(group: h5py.Group, name: str) -> int | None:
 
 def _text_attribute(group: h5py.Group, name: str) -> str | None:
     """A text attribute, written as bytes or as str."""
-    value = _attribute(group, name)
+    value = read_attribute(group, name)
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     return replace_surrogates(value).replace("\0", "").strip() if isinstance(value, str) else None

@@ -8,13 +8,16 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from arcuate.config import read_yaml
+from arcuate.data.alphabet import check_alphabet
 from arcuate.data.readers import b2t24, b2t25
+from arcuate.data.readers.nwb import FalconH2Reader, NwbReader
 from arcuate.data.readers.source import (
     FileSummary,
     Problem,
@@ -25,8 +28,9 @@ from arcuate.data.readers.source import (
     summarise_error,
     unreadable,
 )
-from arcuate.data.trial import SPLITS, Layout, session_date, session_order
+from arcuate.data.trial import LAYOUTS, SPLITS, Layout, session_date, session_order
 from arcuate.errors import UserError
+from arcuate.plugins import load_component, trust_code
 
 DESCRIPTION_FILE = "t15_copyTaskData_description.csv"
 TRUTH_FILE = "simulation_truth.jsonl"
@@ -41,9 +45,59 @@ _EXPECTED = (
 )
 
 
-def find_source(path: Path) -> Source:
-    """The recordings in `path`, which is the folder of the sessions or any folder above it."""
+class Reader(Protocol):
+    """A reader of one layout: finds the files of a release, counts their trials and reads them one by one.
+
+    Readers from outside the package are classes without arguments, registered as entry points of `arcuate.readers`.
+    """
+
+    layout: Layout
+
+    def find_source(self, path: Path) -> Source: ...
+
+    def summarise_file(self, file: SourceFile) -> FileSummary: ...
+
+    def read_trials(self, file: SourceFile) -> Iterator[ReadResult]: ...
+
+
+def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Reader:
+    """The reader of a layout other than the two releases: one of the package, or one from outside.
+
+    `mapping` is passed to the reader if it is given.
+    """
+    kind = _BUILT_IN[layout] if layout in _BUILT_IN else load_component("readers", layout)
+    try:
+        made: Reader = kind() if mapping is None else kind(mapping)
+    except TypeError as error:
+        raise UserError(f"the reader {layout!r} does not take these arguments: {error}") from error
+    missing = [name for name in ("find_source", "summarise_file", "read_trials") if not hasattr(made, name)]
+    if missing:
+        raise UserError(f"the reader {layout!r} has no function {missing[0]}; see docs/your-data.md")
+    return made
+
+
+_BUILT_IN: dict[Layout, Any] = {reader.layout: reader for reader in (NwbReader, FalconH2Reader)}
+READERS: tuple[Layout, ...] = (*LAYOUTS, *_BUILT_IN)
+
+
+def find_source(path: Path, layout: Layout | None = None, mapping: Mapping[str, Any] | None = None) -> Source:
+    """The recordings in `path`, which is the folder of the sessions or any folder above it.
+
+    `layout` names a reader; by default the layout is one of the two releases and detected. `mapping` is for readers
+    that need one.
+    """
     path = Path(os.path.abspath(path))
+    if layout is not None and layout not in LAYOUTS:
+        beside = (path if path.is_dir() else path.parent) / "mapping.yaml"
+        if layout == NwbReader.layout and mapping is None and beside.is_file():
+            tree = read_yaml(beside, "mapping ")
+            mapping = tree if isinstance(tree, dict) else {}
+        with trust_code():  # named by the user
+            found = make_reader(layout, mapping).find_source(path)
+        check_alphabet(found.classes)
+        return replace(found, reader=layout, mapping=mapping)
+    if mapping is not None:
+        raise UserError("--mapping needs a reader that takes one; add --layout nwb")
     _check_folder(path)
     unlisted: list[ReadResult] = []
     roots = _search(path, unlisted)
@@ -56,7 +110,10 @@ def find_source(path: Path) -> Source:
         examples = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
         more = f" and {len(roots) - 2} more" if len(roots) > 2 else ""
         raise UserError(f"several sets of recordings in {path}: {examples}{more}; give the folder of one of them")
-    ((root, layout),) = roots.items()
+    ((root, detected),) = roots.items()
+    if layout is not None and detected != layout:
+        raise UserError(f"{path} has the layout {detected}, not {layout}; leave out --layout")
+    layout = detected
     only = path if root == path.parent else None  # the folder of a single session was given
     skipped: list[ReadResult] = []
     folders = [only] if only else _list_folders(root, skipped)
@@ -68,16 +125,22 @@ def find_source(path: Path) -> Source:
         corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
     modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
     simulated = _find_beside(root, path, TRUTH_FILE) is not None
-    return Source(layout, root, tuple(files), corpora, modes, tuple(notes), tuple(skipped), simulated)
+    tables = corpora, modes, tuple(notes)
+    return Source(layout, root, tuple(files), *tables, skipped=tuple(skipped), simulated=simulated)
 
 
 def summarise_file(source: Source, file: SourceFile) -> FileSummary:
     """Number of trials in a file, without reading them."""
+    if source.reader is not None:
+        return make_reader(source.reader, source.mapping).summarise_file(file)
     return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
 
 
 def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[ReadResult]:
     """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
+    if source.reader is not None:
+        yield from make_reader(source.reader, source.mapping).read_trials(file)
+        return
     results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
     for result in results:
         if (trial := result.trial) is not None:

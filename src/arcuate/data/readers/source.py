@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.trial import Layout, Split, Trial, session_date
 
 Severity = Literal["note", "ignored", "bad", "unreadable"]
@@ -65,6 +66,8 @@ class FileSummary:
 
     n_trials: int
     n_channels: Mapping[int, int]  # channels -> number of trials; empty if that requires reading the file
+    classes: tuple[str, ...] | None = None  # alphabet, if the file names it
+    layout: str | None = None  # that the file was exported from
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ class Source:
     # (session, split, number) -> speaking mode
     modes: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = CLASSES  # alphabet of the labels
+    relabel: bool = False  # derive the labels from the texts
+    reader: str | None = None  # name of the reader; None: one of the two releases
+    mapping: Mapping[str, Any] | None = None  # of the reader, if it takes one
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
     simulated: bool = False  # written by `arcuate simulate`
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.data.alphabet import CHARACTERS, SILENCE_NAME
 from arcuate.data.trial import BIN_SECONDS
 
 ARTICULATORS = tuple(
@@ -83,7 +83,16 @@ def _parse_gestures() -> dict[str, np.ndarray]:
     return {name: np.array(gestures) for name, gestures in rows.items()}
 
 
-GESTURES = _parse_gestures()
+def _character_gestures() -> dict[str, np.ndarray]:
+    """Gestures of handwritten characters: three strokes each, arbitrary movements of the same articulators."""
+    strokes = {}
+    for name in CHARACTERS[1:]:
+        rng = np.random.default_rng([7, *name.encode()])
+        strokes[name] = rng.uniform(-1.0, 1.0, (3, N_ARTICULATORS))
+    return strokes
+
+
+GESTURES = _parse_gestures() | _character_gestures()
 _REST = GESTURES[SILENCE_NAME][0]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.alphabet import CHARACTERS, FULL_STOP, SPACE, token_names
 from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE
 from arcuate.data.simulation.articulation import Timing, articulate, draw_onsets
 from arcuate.data.simulation.cortex import (
@@ -30,14 +31,15 @@ from arcuate.data.simulation.layouts import (
     SimulatedTrial,
     WriteTrial,
     write_description,
+    write_falcon_session,
     write_hdf5_session,
     write_mat_session,
+    write_nwb_session,
 )
 from arcuate.data.simulation.sentences import CORPORA, make_sentence
-from arcuate.data.text import pronounce
+from arcuate.data.text import pronounce, text_to_characters
 from arcuate.data.trial import (
     BIN_SECONDS,
-    LAYOUTS,
     SIMULATED_PARTICIPANTS,
     SPLITS,
     Layout,
@@ -54,7 +56,15 @@ _MIN_NOISE, _MAX_NOISE = 0.01, 100.0
 
 _STAGING = ".simulating"
 _TRUTH_FIELDS = ("session", "split", "number", "block", "mode", "corpus", "text")
-_FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28)}
+_FIRST_DATE = {"b2t25": date(2023, 8, 11), "b2t24": date(2022, 4, 28), "nwb": date(2023, 8, 11)}
+# Sessions of FALCON H2, whose evaluator accepts no other dates: held in, then held out.
+_FALCON_HELD_IN = (
+    "2022.05.18 2022.05.23 2022.05.25 2022.06.01 2022.06.03 2022.06.06 2022.06.08 2022.06.13 2022.06.15 2022.06.22"
+    " 2022.09.01 2022.09.29 2022.10.06 2022.10.18 2022.10.25 2022.10.27 2022.11.01 2022.11.03 2022.12.08 2022.12.15"
+    " 2023.02.28"
+).split()
+_FALCON_HELD_OUT = "2023.04.17 2023.05.31 2023.06.28 2023.08.16 2023.10.09".split()
+SIMULATED_LAYOUTS = tuple(FOLDERS)
 _DAYS_FROM_IMPLANT = 25  # days from implantation to the first session
 _BLOCK_TRIALS = 50
 _CORPUS_PROBABILITIES = (0.7, 0.24, 0.06)
@@ -114,7 +124,7 @@ def simulate(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Simulation:
-    """Write a simulated cohort to the folder `out`, in the layout of a release (b2t25 or b2t24).
+    """Write a simulated cohort to the folder `out`, in the layout of a release: b2t25, b2t24, nwb or falcon-h2.
 
     `n_trials` is the number of trials per session over all splits. `difficulty` is easy, real, hard or a noise level,
     where 1 resembles the real recordings. `later` adds one session at each of these numbers of days after the last
@@ -145,6 +155,11 @@ def simulate(
 
 def session_names(layout: Layout, n_sessions: int, seed: int, later: Sequence[int] = ()) -> list[str]:
     """Names of sessions two to nine days apart, then of those given by `later` in days after the last regular one."""
+    if layout == "falcon-h2":
+        known = [f"{SIMULATED_PARTICIPANTS[layout]}.{recorded}" for recorded in (*_FALCON_HELD_IN, *_FALCON_HELD_OUT)]
+        if n_sessions > len(known) or later:
+            raise UserError(f"falcon-h2 has {len(known)} sessions and no later ones; give at most that many")
+        return known[:n_sessions]
     dates = [_FIRST_DATE[layout]]
     for index in range(n_sessions - 1):
         gap = np.random.default_rng((seed, _CALENDAR, index)).integers(2, 10)
@@ -180,9 +195,11 @@ def _check_arguments(
     ms_per_phoneme: float,
     later: Sequence[int],
 ) -> Layout:
-    known = next((name for name in LAYOUTS if name == layout), None)
+    known = next((name for name in SIMULATED_LAYOUTS if name == layout), None)
     if known is None:
-        raise UserError(f"unknown layout {layout!r}: use {' or '.join(LAYOUTS)}")
+        raise UserError(
+            f"unknown layout {layout!r}: use {', '.join(SIMULATED_LAYOUTS[:-1])} or {SIMULATED_LAYOUTS[-1]}"
+        )
     if n_sessions < 1 or n_trials < 3:
         raise UserError("a cohort needs at least 1 session and 3 trials per session (train, val, test)")
     if n_electrodes < 4:
@@ -237,7 +254,8 @@ def _write_cohort(out: Path, cohort: _Cohort, progress: Progress | None) -> tupl
                     n_phonemes += len(trial.names)
                     if progress:
                         progress(sum(counts.values()), n_total, "simulating trials")
-            description.extend(_description_rows(cohort.sessions[index], _FIRST_DATE[cohort.layout], plan))
+            if cohort.layout == "b2t25":
+                description.extend(_description_rows(cohort.sessions[index], _FIRST_DATE[cohort.layout], plan))
     if cohort.layout == "b2t25":
         write_description(out / DESCRIPTION_FILE, description)
     return counts, n_bins, n_phonemes
@@ -275,6 +293,10 @@ def _staging_folder(out: Path, layout: Layout) -> Iterator[Path]:
 def _open_session(out: Path, cohort: _Cohort, index: int) -> AbstractContextManager[WriteTrial]:
     if cohort.layout == "b2t25":
         return write_hdf5_session(out, cohort.sessions[index])
+    if cohort.layout == "nwb":
+        return write_nwb_session(out, cohort.sessions[index])
+    if cohort.layout == "falcon-h2":
+        return write_falcon_session(out, cohort.sessions[index], index >= len(_FALCON_HELD_IN))
     return write_mat_session(out, cohort.sessions[index], cohort.rng(_THRESHOLDS, index))
 
 
@@ -365,7 +387,12 @@ def _simulate_trials(
         offset = 0.99 * offset + 0.015 * session_rng.standard_normal(n)
         mode = MODES[planned.mode]
         text = make_sentence(planned.corpus, rng)
-        names = pronounce(text).names
+        if cohort.layout == "falcon-h2":
+            text = text.lower().replace(" ", SPACE).replace(".", FULL_STOP)
+            names = token_names(text_to_characters(text.replace(SPACE, " "), CHARACTERS)[0], CHARACTERS)
+            text = "".join(names)
+        else:
+            names = pronounce(text).names
         tempo = mode.tempo * session_tempo * rng.lognormal(0.0, 0.07)
         tempo *= cohort.ms_per_phoneme / _DEFAULT_MS_PER_PHONEME
         timing = Timing(0.205 * tempo, rng.uniform(0.2, 0.7), rng.uniform(0.15, 0.5))

@@ -1,4 +1,4 @@
-"""Writers of the two official file layouts; the same recording always gives the same bytes."""
+"""Writers of file layouts; the same recording always gives the same bytes, except for the dates in NWB files."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,14 +8,23 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import yaml
 from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
+from arcuate.data.nwb_file import Column, Series, write_nwb
 from arcuate.data.readers.b2t24 import PARTITIONS
 from arcuate.data.store_writer import close_reserved, reserve_space
-from arcuate.data.trial import SPLITS, Layout, Split
+from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, session_date
 
-FOLDERS: dict[Layout, str] = {"b2t25": "hdf5_data_final", "b2t24": "competitionData"}
+FOLDERS: dict[Layout, str] = {
+    "b2t25": "hdf5_data_final",
+    "b2t24": "competitionData",
+    "nwb": "nwb",
+    "falcon-h2": "000950",
+}
+MAPPING_FILE = "mapping.yaml"
+_PAUSE_BINS = 500  # between trials on the time axis of an NWB file
 _MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
@@ -153,6 +162,79 @@ def _cells(values: list[np.ndarray]) -> np.ndarray:
     for i, value in enumerate(values):
         cells[0, i] = value
     return cells
+
+
+@contextmanager
+def write_nwb_session(out: Path, session: str) -> Iterator[WriteTrial]:
+    """NWB: threshold crossings and spike-band power in bins, one file per session, written at the end."""
+    trials: list[SimulatedTrial] = []
+    folder = out / FOLDERS["nwb"]
+    folder.mkdir(exist_ok=True)
+    yield trials.append
+    order = sorted(trials, key=lambda trial: (SPLITS.index(trial.split), trial.number))
+    hidden = ["" if trial.split == "test" else trial.text for trial in order]
+    columns = {
+        "cue": Column("sentence that was cued; empty in the test split", hidden),
+        "has_text": Column("whether the sentence is known", [trial.split != "test" for trial in order]),
+        "block_num": Column("block number", [trial.block for trial in order]),
+        "split": Column("train, val or test", [trial.split for trial in order]),
+    }
+    series = {
+        "threshold_crossings": Series("Threshold crossings per bin of 20 ms.", _join(order, "counts"), "count"),
+        "spike_band_power": Series("Spike-band power per bin of 20 ms.", _join(order, "power"), "a.u."),
+    }
+    starts, stops, times = _time_axis(order)
+    write_nwb(folder / f"{session}.nwb", session, series, times, (starts, stops), columns)
+    mapping = {
+        "bins": [f"acquisition/{name}" for name in series],
+        **{"text": "cue", "block": "block_num", "split": "split"},
+    }
+    (folder / MAPPING_FILE).write_text(yaml.safe_dump(mapping, sort_keys=False), encoding="utf-8")
+
+
+@contextmanager
+def write_falcon_session(out: Path, session: str, held_out: bool) -> Iterator[WriteTrial]:
+    """FALCON H2: threshold crossings only; one file per part, in which > is the space and ~ the full stop.
+
+    As in the release, held-out sessions have no part for local validation; the private part is named as its evaluator
+    expects it.
+    """
+    trials: dict[Split, list[SimulatedTrial]] = {split: [] for split in SPLITS}
+    yield lambda trial: trials[trial.split].append(trial)
+    place, recorded = "held-out" if held_out else "held-in", session_date(session)
+    parts = {"calib": trials["train"], "minival": trials["val"], "eval": trials["test"]}
+    if held_out:
+        parts = {"calib": trials["train"], "eval": [*trials["val"], *trials["test"]]}
+    for part, members in parts.items():
+        if not members:
+            continue
+        name = f"sub-T5-{place}-{part}/sub-T5-{place}-{part}_ses-{recorded:%Y%m%d}.nwb"
+        if part == "eval":
+            name = f"eval/T5_{recorded:%Y.%m.%d}_{place.replace('-', '_')}_eval.nwb"
+        path = out / FOLDERS["falcon-h2"] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        starts, stops, times = _time_axis(members)
+        columns = {
+            "cue": Column("sentence participant was prompted to write", [t.text for t in members]),
+            "block_num": Column("experimental block trial belonged to", [t.block for t in members]),
+        }
+        series = {
+            "binned_spikes": Series("Threshold crossings aggregated in 20ms bins", _join(members, "counts"), "int"),
+            "eval_mask": Series("Timesteps to keep covariates", np.ones(len(times), bool), "bool"),
+        }
+        write_nwb(path, session, series, times, (starts, stops - BIN_SECONDS), columns)
+
+
+def _join(trials: Sequence[SimulatedTrial], name: str) -> np.ndarray:
+    return np.concatenate([getattr(trial, name) for trial in trials])
+
+
+def _time_axis(trials: Sequence[SimulatedTrial]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Starts and ends of the trials and starts of all bins in s, with a pause of 10 s between trials."""
+    lengths = np.array([len(trial.counts) for trial in trials], np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths + _PAUSE_BINS)[:-1]])
+    ticks = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, lengths, strict=True)])
+    return BIN_SECONDS * starts, BIN_SECONDS * (starts + lengths), BIN_SECONDS * ticks
 
 
 def write_description(path: Path, rows: Iterable[Sequence[object]]) -> None:

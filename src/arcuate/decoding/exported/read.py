@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
 from arcuate.decoding.exported.transducer import ExportedTransducer
 from arcuate.decoding.heads import HEAD_NAMES, Head
 from arcuate.decoding.layout import ModelDelay, ModelLayout
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.log_probs import reorder_classes, reorder_for_words
 from arcuate.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'a
 @dataclass(frozen=True)
 class SearchSettings:
     """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
+
+    boundary: ClassVar[None] = None  # exported files have the default boundary
+    fold: ClassVar[tuple[str, ...]] = ()
 
     beam: int
     threshold: float
@@ -390,7 +393,7 @@ def read_lexicon(file: ExportedFile) -> "Lexicon":
     tokens = archive.array("lexicon.tokens.i32", "<i4", (None,))
     offsets = archive.array("lexicon.offsets.i64", "<i8", (None,))
     names = file.layout.classes
-    _, classes = reorder_classes(np.zeros((1, len(names)), np.float32), names, str(archive.path))
+    classes = reorder_for_words(names, cast("DecodingConfig", file.settings)).classes
     is_valid = (
         len(set(words)) == len(words)
         and len(offsets) == len(word_of) + 1 > 1

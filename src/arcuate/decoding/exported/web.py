@@ -27,7 +27,7 @@ _ORT_FILES = {  # SHA-256
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
 _PAGE = ("index.html", "page.css", "decode.js", "LICENSE-onnxruntime-web.txt")
-_MARKER = "model.json"
+_MARKER = "arcuate-page.json"  # what the page loads; only a folder that has it is replaced
 
 
 @dataclass(frozen=True, eq=False)

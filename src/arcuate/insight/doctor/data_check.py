@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 
-from arcuate.data.alphabet import BLANK, SILENCE, encode, min_frames
+from arcuate.data.alphabet import BLANK, boundary_index, encode, min_frames, token_unit
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.text import text_to_tokens
+from arcuate.data.text import sentence_tokens
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.progress import Progress, counted, percent
@@ -77,7 +77,7 @@ def check_data(
         train = [t for t in store.trials if t.split == "train" and t.session in sessions and t.tokens is not None]
         used = [t for t in train if t.usable]
         notes = list(_note_excluded(train))
-        faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, used), *_check_copies(used)]
+        faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, store, used), *_check_copies(used)]
         faults += _check_results(run, store, used, decode_training, notes, progress)
     finally:
         store.close()
@@ -143,14 +143,15 @@ def _check_bins(
     )
 
 
-def _check_labels(run: Run, used: Sequence[TrialInfo]) -> Iterator[DataFault]:
+def _check_labels(run: Run, store: Store, used: Sequence[TrialInfo]) -> Iterator[DataFault]:
     """Padded labels, labels that contradict their sentence, and labels too long for the frames of the model."""
     n = len(used)
-    padded = [t for t in used if t.tokens and (BLANK in t.tokens or t.tokens[-2:] == (SILENCE, SILENCE))]
+    edge = boundary_index(store.classes)
+    padded = [t for t in used if t.tokens and (BLANK in t.tokens or t.tokens[-2:] == (edge, edge))]
     remedy = "write the true length of each label, and prepare the source again"
     yield from _fault("padded labels", "have a padded label, ending in repeated silence or blanks", remedy, padded, n)
     # Padding is a fault of its own; the comparison with the sentence ignores it.
-    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t)]
+    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t, store.classes)]
     yield from _fault(
         "labels", "have a label that contradicts their sentence",
         "correct the labels of these trials, or exclude them, and prepare the source again", wrong, n,
@@ -160,22 +161,26 @@ def _check_labels(run: Run, used: Sequence[TrialInfo]) -> Iterator[DataFault]:
         stride = patch.get("stride") or 1
         long = [t for t in used if min_frames(t.tokens or ()) > max(0, t.n_bins - bins) // stride + 1]
         yield from _fault(
-            "labels longer than the frames", "have more phonemes than frames and are left out of training",
+            "labels longer than the frames",
+            f"have more {token_unit(store.classes)}s than frames and are left out of training",
             f"lower front_end.patch.stride, now {stride}", long, n,
         )  # fmt: skip
 
 
-def contradicts_text(trial: TrialInfo) -> bool:
-    """Whether the label of a trial differs from the pronunciation of its sentence in more than half of its tokens."""
-    label = _without_padding(trial.tokens or ())
-    expected = _without_padding(text_to_tokens(trial.text or "")[0])
+def contradicts_text(trial: TrialInfo, classes: Sequence[str]) -> bool:
+    """Whether the label of a trial differs from that of its sentence in more than half of its tokens."""
+    of_text = sentence_tokens(trial.text or "", classes)
+    if of_text is None:
+        return False
+    label, expected = _without_padding(trial.tokens or (), classes), _without_padding(of_text, classes)
     distance = Levenshtein.distance(label, expected)
     return bool(distance > _CONTRADICTS * max(len(label), len(expected), 1))
 
 
-def _without_padding(tokens: Sequence[int]) -> tuple[int, ...]:
-    """Tokens without blanks and silences: pauses and padding do not change the sentence."""
-    return tuple(t for t in tokens if t not in (BLANK, SILENCE))
+def _without_padding(tokens: Sequence[int], classes: Sequence[str]) -> tuple[int, ...]:
+    """Tokens without blanks and boundaries: pauses and padding do not change the sentence."""
+    edge = boundary_index(classes)
+    return tuple(t for t in tokens if t not in (BLANK, edge))
 
 
 def _check_copies(used: Sequence[TrialInfo]) -> Iterator[DataFault]:
@@ -213,7 +218,7 @@ def _check_results(
     if not file.is_file():
         return
     known = {t.id: t for t in used}
-    decoded = [d for row in read_jsonl(file) if (d := _parse_row(row, known)) is not None]
+    decoded = [d for row in read_jsonl(file) if (d := _parse_row(row, known, store.classes)) is not None]
     if len(decoded) < 10:
         return
     rates = np.array([d.per for d in decoded])
@@ -226,7 +231,7 @@ def _check_results(
         return
     spread = 1.4826 * float(np.median(np.abs(rates - middle)))
     suspects = [d for d in decoded if d.per > max(_MIN_OUTLIER, middle + _OUTLIER * spread)]
-    suspects = [d for d in suspects if not contradicts_text(d.trial) or not d.trial.text]
+    suspects = [d for d in suspects if not contradicts_text(d.trial, store.classes) or not d.trial.text]
     yield from _note_sessions(decoded, notes)
     swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
     text = f"are decoded as something else than their label (median error rate {percent(middle)})"
@@ -241,13 +246,13 @@ def _check_results(
         yield fault
 
 
-def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo]) -> _Decoded | None:
+def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo], classes: Sequence[str]) -> _Decoded | None:
     trial = known.get(str(row.get("trial")))
     reference, output = row.get("reference"), row.get("hypothesis")
     if trial is None or not isinstance(reference, list) or not isinstance(output, list) or not reference:
         return None
     try:
-        label, hypothesis = tuple(encode(map(str, reference))), tuple(encode(map(str, output)))
+        label, hypothesis = (tuple(encode(map(str, names), classes)) for names in (reference, output))
     except (KeyError, ValueError, UserError):
         return None  # of another alphabet
     return _Decoded(trial, label, hypothesis, Levenshtein.distance(label, hypothesis) / len(label))

@@ -41,10 +41,24 @@ def _error_figure(data: RunData) -> Figure | None:
     if not _values(lines) or data.best is None:
         return None
     split, step, rate = data.best
-    label = f"Phoneme error rate over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
+    label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     y = ValueAxis(percent=True)
-    entry = LegendEntry(f"best, step {count(step)}", "blue", "ring")
-    return _figure(data, "Phoneme error rate", label, lines, y, plots.best_mark(step, rate, y, _last(data)), [entry])
+    entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
+    layers = plots.best_mark(step, rate, y, _last(data))
+    if (floor := _floor(data)) is not None:
+        name = f"floor without neural information, {percent(floor)}"
+        entries.append(LegendEntry(name, "ink", "limit"))
+        layers = [*layers, plots.limit_rule(floor, y, name)]
+    return _figure(data, data.rate_name, label, lines, y, layers, entries)
+
+
+def _floor(data: RunData) -> float | None:
+    """The lowest PER of `evaluate --floor` on the split of the results; None if it was not measured."""
+    file = data.run.measurement_file("floor", data.results.split if data.results else "val")
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    return finite_number(found.get("lowest")) if isinstance(found, dict) else None
 
 
 def _word_error_figure(data: RunData) -> Figure | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from arcuate.charts import plots
 from arcuate.charts.formats import finite_number, percent, short_session_names, split_name
 from arcuate.charts.plots import Cell, Rate
-from arcuate.data.alphabet import SILENCE_NAME
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, punctuation_classes
 from arcuate.data.text import normalise_text
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -53,7 +53,7 @@ def sessions_section(data: RunData) -> SessionsSection | None:
         rates,
         short_session_names([r.session for r in rates]),
         title="Sessions in recording order",
-        label=f"Phoneme error rate of {counted(len(rates), 'session')}. {caption}",
+        label=f"{data.rate_name} of {counted(len(rates), 'session')}. {caption}",
         overall=results.rate,
     )
     figure = make_figure(chart, caption=caption, legend=legend, full=True)
@@ -130,8 +130,19 @@ def with_example(name: str) -> str:
     return f"{name} ({EXAMPLE_WORDS[name]})" if name in EXAMPLE_WORDS else name
 
 
+def token_groups(classes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tokens of an alphabet by kind, in the order in which charts show them."""
+    if tuple(classes) == CLASSES:
+        return PHONEME_GROUPS
+    marks = punctuation_classes(classes)
+    edge = (classes[boundary_index(classes)],) if boundary_index(classes) > 0 else ()
+    plain = tuple(name for name in classes[1:] if name not in (*marks, *edge))
+    groups = {"tokens": plain, "marks": marks, "boundary": edge}
+    return {name: members for name, members in groups.items() if members}
+
+
 def phoneme_symbol(name: str) -> str:
-    return WORD_BOUNDARY if name == SILENCE_NAME else name
+    return WORD_BOUNDARY if name in (SILENCE_NAME, SPACE) else name
 
 
 # Confusions.
@@ -162,19 +173,21 @@ class ConfusionsSection:
 def confusions_section(data: RunData) -> ConfusionsSection | None:
     """The confusion matrix and the most frequent errors; None without labels."""
     decodings = data.results.decodings if data.results else ()
+    groups, unit = token_groups(data.classes), data.unit
+    known_names = tuple(name for group in groups.values() for name in group)
     counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
     known: _Counts = Counter(
         {
             (reference, hypothesis): n
             for (reference, hypothesis), n in counts.items()
-            if reference in (*PHONEME_ORDER, INSERTED) and hypothesis in (*PHONEME_ORDER, DELETED)
+            if reference in (*known_names, INSERTED) and hypothesis in (*known_names, DELETED)
         }
     )
     if not known:
         return None
     caption = (
-        "Rows: reference phonemes; columns: decoded phonemes; each row sums to 100 %. The row “inserted” shows decoded"
-        " phonemes without a reference, the column “deleted” reference phonemes that were not decoded."
+        f"Rows: reference {unit}s; columns: decoded {unit}s; each row sums to 100 %. The row “inserted” shows decoded"
+        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded."
     )
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
@@ -183,15 +196,17 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
         ColourScale("confused: 0", f"{percent(_SATURATION, 0)} or more", "orange"),
     ]
     return ConfusionsSection(
-        make_figure(_matrix(known), caption=caption, scales=scales), _phoneme_rates(known), _most_frequent(known)
+        make_figure(_matrix(known, groups, unit), caption=caption, scales=scales),
+        _token_rates(known, known_names, unit),
+        _most_frequent(known, unit),
     )
 
 
-def _matrix(counts: _Counts) -> plots.Chart:
+def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -> plots.Chart:
     """The row-normalised matrix, phonemes grouped by manner of articulation."""
     totals = _reference_totals(counts)
     names: list[str] = []
-    for i, group in enumerate(PHONEME_GROUPS.values()):
+    for i, group in enumerate(groups.values()):
         names += [*group, " " * (i + 1)]  # blank names are gaps
     cells = []
     for (reference, hypothesis), n in sorted(counts.items()):
@@ -206,8 +221,8 @@ def _matrix(counts: _Counts) -> plots.Chart:
         cells,
         [*names, "inserted"],
         [*names, "deleted"],
-        title="Reference and decoded phonemes",
-        label="Phoneme confusion matrix",
+        title=f"Reference and decoded {unit}s",
+        label=f"{unit.capitalize()} confusion matrix",
         size=_CELL,
         row_title="reference",
         column_title="decoded",
@@ -215,11 +230,11 @@ def _matrix(counts: _Counts) -> plots.Chart:
     )
 
 
-def _phoneme_rates(counts: _Counts) -> Figure | None:
-    """Substitutions and deletions of each phoneme, as fractions of its references."""
+def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | None:
+    """Substitutions and deletions of each token, as fractions of its references."""
     totals = _reference_totals(counts)
     rows: list[plots.Row] = []
-    for name in PHONEME_ORDER:
+    for name in names:
         if not totals[name]:
             continue
         n_deleted = counts[name, DELETED]
@@ -231,8 +246,8 @@ def _phoneme_rates(counts: _Counts) -> Figure | None:
         return None
     chart = plots.bar_chart(
         rows,
-        title="Errors by reference phoneme",
-        label="Fraction of each phoneme that was substituted or deleted",
+        title=f"Errors by reference {unit}",
+        label=f"Fraction of each {unit} that was substituted or deleted",
         key="phoneme",
         kinds=_ERROR_COLOURS,
     )
@@ -255,7 +270,7 @@ def _reference_totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
-def _most_frequent(counts: _Counts) -> tuple[ErrorTable, ...]:
+def _most_frequent(counts: _Counts, unit: str) -> tuple[ErrorTable, ...]:
     """The most frequent errors of each kind."""
     totals = _reference_totals(counts)
     substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
@@ -272,12 +287,12 @@ def _most_frequent(counts: _Counts) -> tuple[ErrorTable, ...]:
         ),
         ErrorTable(
             "Most frequent deletions",
-            ("phoneme", "count", "of reference"),
+            (unit, "count", "of reference"),
             tuple((a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)),
         ),
         ErrorTable(
             "Most frequent insertions",
-            ("phoneme", "count"),
+            (unit, "count"),
             tuple((a, (with_example(a), n)) for a, n in _largest(inserted, 5)),
         ),
     )
@@ -330,8 +345,15 @@ def decodings_section(data: RunData) -> ExamplesSection | None:
         return None
     labelled = any(d.rate is not None for d in decodings)
     lines = tuple((title, tuple(map(_phoneme_line, members))) for title, members in groups)
-    lead = "" if labelled else "No labels: decoded phonemes without error marks."
-    return ExamplesSection(_legend("T", "D", with_boundary=True) if labelled else (), lines, lead)
+    lead = "" if labelled else f"No labels: decoded {data.unit}s without error marks."
+    return ExamplesSection(_token_legend(data.classes) if labelled else (), lines, lead)
+
+
+def _token_legend(classes: Sequence[str]) -> "tuple[tuple[Chip, str], ...]":
+    """Legend with two tokens of the alphabet as examples."""
+    edge = boundary_index(classes)
+    examples = ("T", "D") if tuple(classes) == CLASSES else (classes[1], classes[min(2, len(classes) - 1)])
+    return _legend(*examples, boundary=classes[edge] if edge > 0 else None)
 
 
 def sentences_section(data: RunData) -> ExamplesSection | None:
@@ -413,11 +435,11 @@ def _chip(reference: str, hypothesis: str) -> Chip:
     return Chip("sub", expected, decoded, f"{with_example(reference)} decoded as {with_example(hypothesis)}")
 
 
-def _legend(right: str, wrong: str, with_boundary: bool = False) -> tuple[tuple[Chip, str], ...]:
+def _legend(right: str, wrong: str, boundary: str | None = None) -> tuple[tuple[Chip, str], ...]:
     entries = [
         (_chip(right, right), "correct"),
         (_chip(right, wrong), f"{right} decoded as {wrong}"),
         (_chip(INSERTED, right), f"{right} inserted"),
         (_chip(right, DELETED), f"{right} deleted"),
     ]
-    return (*entries, *([(_chip(SILENCE_NAME, SILENCE_NAME), "word boundary")] if with_boundary else []))
+    return (*entries, *([(_chip(boundary, boundary), "word boundary")] if boundary else []))

@@ -90,6 +90,8 @@ def report_page(data: RunData) -> str:
         tiles=[tile for tile in tiles if tile],
         error_kinds=_error_kinds(data),
         n_phonemes=_n_phonemes(data),
+        unit=data.unit,
+        boundary="silence" if data.unit == "phoneme" else "word boundaries",
         sections=list(_sections(data, calibration is not None, data.words is not None, confidence is not None)),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
@@ -118,7 +120,7 @@ def _sections(data: RunData, calibrated: bool, decoded: bool, confident: bool) -
         yield "results", "Results"
     else:
         yield "sessions", "Error rate by session"
-        yield "confusions", "Phoneme confusions"
+        yield "confusions", f"{data.unit.capitalize()} confusions"
         yield "trial", "Example trial"
         yield "decodings", "Example decodings"
     if decoded:
@@ -146,7 +148,7 @@ def _lead(data: RunData) -> Sentence:
     """What was measured and on which trials, in one sentence."""
     results = data.results
     if results is None:
-        return _calibrated_lead(read_calibration(data.run)) or _unevaluated_lead(data)
+        return _calibrated_lead(read_calibration(data.run), data.rate_name) or _unevaluated_lead(data)
     trials = counted(results.n_trials, f"{split_name(results.split)} trial")
     if n_sessions := len({d.session for d in results.decodings}):
         trials += f" of {counted(n_sessions, 'session')}"
@@ -159,7 +161,7 @@ def _lead(data: RunData) -> Sentence:
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
     interval = _interval_text(*(results.interval or (None, None)))
     return [
-        "Phoneme error rate ",
+        f"{data.rate_name} ",
         Bold(percent(results.rate)),
         f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
         *_word_lead(data),
@@ -194,7 +196,7 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def _calibrated_lead(calibration: Mapping[str, Any] | None) -> Sentence:
+def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> Sentence:
     """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
@@ -204,7 +206,7 @@ def _calibrated_lead(calibration: Mapping[str, Any] | None) -> Sentence:
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
     interval = _interval_text(last.low, last.high)
-    return ["Phoneme error rate ", Bold(percent(last.per)), f"{interval} on {trials}, {after}."]
+    return [f"{rate_name} ", Bold(percent(last.per)), f"{interval} on {trials}, {after}."]
 
 
 def _unevaluated_lead(data: RunData) -> Sentence:
@@ -240,7 +242,7 @@ def _rate_tile(data: RunData) -> Tile | None:
         if results.interval:
             low, high = results.interval
             remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
-        return Tile("Phoneme error rate", percent(results.rate), tuple(remarks), "first")
+        return Tile(data.rate_name, percent(results.rate), tuple(remarks), "first")
     if data.best:
         split, step, rate = data.best
         remark = f"{split_name(split)}, step {step:,}"

@@ -10,6 +10,7 @@ import numpy as np
 from arcuate.charts.formats import finite_int, finite_number
 from arcuate.charts.series import rows_by_step
 from arcuate.config import parse_yaml, to_tree
+from arcuate.data.alphabet import CLASSES, check_alphabet, token_unit
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -127,6 +128,24 @@ class RunData:
         split = self.results.summary.get("selected_on") if self.results else None
         split = split or self.environment.get("selected_on")
         return str(split) if split else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The alphabet of the model; runs of earlier versions do not name it and have phonemes."""
+        names = lookup(self.environment, "data.classes")
+        try:
+            return check_alphabet(names) if isinstance(names, list) else CLASSES
+        except (ValueError, TypeError, AttributeError):
+            return CLASSES
+
+    @property
+    def unit(self) -> str:
+        """What a token is called, such as phoneme."""
+        return token_unit(self.classes)
+
+    @property
+    def rate_name(self) -> str:
+        return f"{self.unit.capitalize()} error rate"
 
     @property
     def sessions(self) -> tuple[str, ...]:

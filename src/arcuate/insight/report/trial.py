@@ -10,12 +10,12 @@ from arcuate.charts.formats import finite_int, percent
 from arcuate.charts.images import png, pool
 from arcuate.charts.plots import Chart, Row
 from arcuate.charts.theme import MONO, colour
-from arcuate.data.alphabet import BLANK, CLASSES
+from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
-from arcuate.insight.report.errors import PHONEME_ORDER, phoneme_symbol, with_example
+from arcuate.insight.report.errors import phoneme_symbol, token_groups, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
 from arcuate.progress import counted
 
@@ -42,10 +42,10 @@ def trial_figures(data: RunData) -> list[Figure]:
         return []
     stride = max(finite_int(data.setting("front_end.patch.stride")) or 1, 1)
     by_trial = {d.trial: d for d in results.decodings}
-    return [_trial_figure(example, by_trial.get(example.trial), stride) for example in results.examples]
+    return [_trial_figure(example, by_trial.get(example.trial), stride, data.classes) for example in results.examples]
 
 
-def _trial_figure(example: Example, decoding: Decoding | None, stride: int) -> Figure:
+def _trial_figure(example: Example, decoding: Decoding | None, stride: int, classes: Sequence[str]) -> Figure:
     rate = f", error rate {percent(decoding.rate)}" if decoding and decoding.rate is not None else ""
     caption = (
         f"Trial {example.trial}{rate}. Each channel is shown relative to its mean over the trial. Frames are placed at"
@@ -53,17 +53,17 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int) -> F
     )
     legend: list[LegendEntry] = []
     if decoding and decoding.reference is not None:
-        caption += " The reference has no times: its phonemes are placed at the decoded ones they are aligned with."
+        caption += " The reference has no times: its tokens are placed at the decoded ones they are aligned with."
         kinds = (("sub", "substitution"), ("ins", "insertion"), ("del", "deletion"))
         legend = [LegendEntry(name, _LABEL_COLOURS[kind], "box") for kind, name in kinds]
     scales = [
         ColourScale("recording: mean", f"{_SATURATION_SD:g} SD above it or more"),
         ColourScale("probability: 0", "1"),
     ]
-    return make_figure(trial_chart(example, decoding, stride), caption=caption, legend=legend, scales=scales)
+    return make_figure(trial_chart(example, decoding, stride, classes), caption=caption, legend=legend, scales=scales)
 
 
-def trial_chart(example: Example, decoding: Decoding | None, stride: int) -> Chart:
+def trial_chart(example: Example, decoding: Decoding | None, stride: int, classes: Sequence[str] = CLASSES) -> Chart:
     """All rows of the trial over one time axis; vertical positions are pixels."""
     import altair as alt
 
@@ -83,9 +83,9 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int) -> Cha
         names.append({"y": y + height / 2, "text": title, "size": 12})
         images.append((png(intensity(values)), y, n_bins * BIN_SECONDS / seconds * width, height))
         y += height + 8
-    rows = [("decoded", _decoded_labels(decoded, decoding))]
+    rows = [("decoded", _decoded_labels(decoded, decoding, classes))]
     if decoding and decoding.reference is not None:
-        rows.insert(0, ("reference", _reference_labels(decoded, decoding.reference)))
+        rows.insert(0, ("reference", _reference_labels(decoded, decoding.reference, classes)))
     labels: list[Row] = []
     for title, members in rows:
         names.append({"y": y + 7, "text": title, "size": 12})
@@ -93,13 +93,13 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int) -> Cha
         labels += [{**row, "time": at(row.pop("frame"))} for row in placed]
         y += height
     y += 4
-    order = _class_order(example.log_probs.shape[1])
+    order = _class_order(example.log_probs.shape[1], classes)
     probabilities = np.exp(np.minimum(np.nan_to_num(example.log_probs, nan=-np.inf), 0.0))
     height = float(_ROW * len(order))
     grounds.append({"top": y, "bottom": y + height})
-    names += _class_names(order, y)
+    names += _class_names(order, y, classes)
     threads = [{"time": at(_centre(s)), "top": y - 4, "bottom": y + _ROW * order.index(s.token)} for s in decoded]
-    image = pool(probabilities, _MAX_COLUMNS, len(CLASSES) * 8)[:, order].T  # (V, F)
+    image = pool(probabilities, _MAX_COLUMNS, max(len(classes), 41) * 8)[:, order].T  # (V, F)
     images.append((png(image), y, pixel(n_frames), height))
     total = y + height + 4
 
@@ -129,7 +129,7 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int) -> Cha
         ),
     ]
     title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
-    label = f"Recording and phoneme probabilities of trial {example.trial}, {seconds:.1f} seconds"
+    label = f"Recording and token probabilities of trial {example.trial}, {seconds:.1f} seconds"
     chart: Chart = alt.layer(*layers).resolve_scale(color="independent")
     chart = chart.properties(width=width, height=int(total), title=title, description=label)
     return chart.add_params(alt.param(name="phoneme", value=""))
@@ -165,17 +165,17 @@ def intensity(bins: np.ndarray) -> np.ndarray:
     return np.clip(pool(scaled, _MAX_COLUMNS, _MAX_ROWS).T / _SATURATION_SD, 0.0, 1.0)
 
 
-def _token_name(token: int) -> str:
-    return CLASSES[token] if token < len(CLASSES) else str(token)
+def _token_name(token: int, classes: Sequence[str]) -> str:
+    return classes[token] if token < len(classes) else str(token)
 
 
 def _centre(span: TokenSpan) -> float:
     return span.first + 0.5 * span.n_frames
 
 
-def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None) -> list[_Label]:
+def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None, classes: Sequence[str]) -> list[_Label]:
     """The decoded phonemes at their times, with errors marked."""
-    names = [_token_name(s.token) for s in decoded]
+    names = [_token_name(s.token, classes) for s in decoded]
     pairs = [(name, name) for name in names]
     if decoding and decoding.reference is not None:
         pairs = [pair for pair in align(decoding.reference, names) if pair[1] != DELETED]
@@ -192,7 +192,7 @@ def _decoded_labels(decoded: Sequence[TokenSpan], decoding: Decoding | None) -> 
     return labels
 
 
-def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) -> list[_Label]:
+def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str], classes: Sequence[str]) -> list[_Label]:
     """The reference at the times of the decoded phonemes; deleted ones evenly between their neighbours."""
     labels: list[_Label] = []
     deleted: list[str] = []
@@ -204,7 +204,7 @@ def _reference_labels(decoded: Sequence[TokenSpan], reference: Sequence[str]) ->
             labels.append(_Label(f"−{phoneme_symbol(name)}", frame, "del", f"{with_example(name)} deleted"))
         deleted.clear()
 
-    for expected, name in align(reference, [_token_name(s.token) for s in decoded]):
+    for expected, name in align(reference, [_token_name(s.token, classes) for s in decoded]):
         if name == DELETED:
             deleted.append(expected)
             continue
@@ -235,16 +235,16 @@ def _place_labels(labels: Sequence[_Label], pixel: Callable[[float], float], y: 
     return rows, _LABEL * n_lines + 4
 
 
-def _class_order(n_classes: int) -> list[int]:
-    """Classes in articulatory order with the blank last; unchanged for any other alphabet."""
-    if n_classes != len(CLASSES):
+def _class_order(n_classes: int, classes: Sequence[str]) -> list[int]:
+    """Classes by group (phonemes: in articulatory order) with the blank last; unchanged if they do not fit."""
+    if n_classes != len(classes):
         return list(range(n_classes))
-    return [CLASSES.index(name) for name in PHONEME_ORDER] + [BLANK]
+    return [*encode((name for group in token_groups(classes).values() for name in group), classes), BLANK]
 
 
-def _class_names(order: Sequence[int], y: float) -> list[Row]:
+def _class_names(order: Sequence[int], y: float, classes: Sequence[str]) -> list[Row]:
     """The names of the rows of probabilities."""
-    if len(order) != len(CLASSES):
+    if len(order) != len(classes):
         return [{"y": y + _ROW * len(order) / 2, "text": f"{len(order)} classes", "size": 12}]
-    names = ["blank" if token == BLANK else CLASSES[token] for token in order]
+    names = ["blank" if token == BLANK else classes[token].replace(SPACE, "space") for token in order]
     return [{"y": y + _ROW * (i + 0.5), "text": name, "size": 10} for i, name in enumerate(names)]

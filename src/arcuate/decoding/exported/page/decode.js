@@ -16,7 +16,7 @@ async function fetchFloats(name) {
 }
 
 export async function load() {
-  const model = await (await fetch("model.json")).json();
+  const model = await (await fetch("arcuate-page.json")).json();
   const options = { executionProviders: ["wasm"], graphOptimizationLevel: "all" };
   const bin = await ort.InferenceSession.create("bin.onnx", options);
   const frame = await ort.InferenceSession.create("frame.onnx", options);

@@ -1,0 +1,227 @@
+"""Frame scores of other programs: logits in .npz, .npy with JSON, .mat, or the copy-task pickle of participant T15.
+
+No file is trusted: pickles go through `arcuate.data.unpickle`, MATLAB files are checked before they are loaded. Logits
+become log-probabilities by a softmax over the classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+
+from arcuate.data.alphabet import BLANK_NAME, CHARACTERS, CLASSES, PHONEMES, SILENCE_NAME, token_names
+from arcuate.data.readers.b2t24 import load_mat
+from arcuate.data.readers.source import UnreadableFile
+from arcuate.data.unpickle import load_pickle
+from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.log_probs import FrameLogProbs, check_unique_ids, read_log_probs, reorder_classes
+from arcuate.errors import UserError
+from arcuate.files import read_json, read_npy, read_npz
+
+# The language model of the '25 baseline takes silence second; its model gives it last.
+_LM_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
+_ORDERS: dict[int, tuple[tuple[str, ...], ...]] = {len(CLASSES): (CLASSES, _LM_ORDER), len(CHARACTERS): (CHARACTERS,)}
+_SUFFIXES = (".npz", ".npy", ".mat", ".pkl", ".pickle")
+_MAX_TRIALS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class LogitsFile:
+    """Frame log-probabilities, and the sentences if the file has them."""
+
+    scores: FrameLogProbs
+    texts: tuple[str | None, ...] | None = None
+
+
+def is_logits_file(path: Path) -> bool:
+    """Whether a file needs this reader; an .npz with `logp` has the layout of `arcuate evaluate --save-logits`."""
+    return path.suffix.lower() in _SUFFIXES and path.suffix.lower() != ".npz"
+
+
+def read_logits(path: Path, boundary: str | None = None, fold: Sequence[str] = ()) -> LogitsFile:
+    """Read frame scores of any supported format."""
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise UserError(f"{path} is not a file of logits; expected {', '.join(_SUFFIXES)}")
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; give a file of logits")
+    if suffix == ".npz":
+        return _read_npz(path, boundary, fold)
+    if suffix == ".npy":
+        return _read_npy(path, boundary, fold)
+    if suffix == ".mat":
+        return _read_mat(path, boundary, fold)
+    return _read_pickle(path, boundary, fold)
+
+
+def _read_npz(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFile:
+    try:
+        arrays = read_npz(path, ("logp", "logits", "lengths", "classes", "trials", "texts"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable .npz file: {error}") from None
+    if "logp" in arrays:
+        scores = read_log_probs(path, boundary, fold)
+        texts = [str(text) or None for text in arrays["texts"].tolist()] if "texts" in arrays else None
+        return _checked(path, scores, texts)
+    if "logits" not in arrays:
+        raise UserError(f"{path} has neither `logp` nor `logits`; see docs/decoding.md for its layout")
+    names: dict[str, Any] = {key: arrays[key].tolist() for key in ("classes", "trials", "texts") if key in arrays}
+    return _build(path, arrays["logits"], arrays.get("lengths"), names, boundary, fold)
+
+
+def _read_npy(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFile:
+    """An array (trials, frames, classes) or (all frames, classes), with lengths and names in a JSON file beside it."""
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        raise UserError(f"{path} needs {beside.name} beside it, with lengths and optionally classes, trials and texts")
+    about = read_json(beside)
+    try:
+        logits = read_npy(path)
+        lengths = np.array(about.get("lengths"), dtype=np.int64) if "lengths" in about else None
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"{path} or {beside.name} cannot be read: {error}") from None
+    return _build(path, logits, lengths, about, boundary, fold)
+
+
+def _read_mat(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFile:
+    """Variables `logits` (one cell per trial, or an array with `lengths`) and optionally `classes`, `texts`."""
+    try:
+        stored = load_mat(path, ("logits", "lengths", "classes", "trials", "texts", "sentences"))
+    except UnreadableFile as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if "logits" not in stored:
+        raise UserError(f"{path} has no variable logits")
+    names: dict[str, Any] = {}
+    for key, name in (("classes", "classes"), ("trials", "trials"), ("texts", "texts"), ("sentences", "texts")):
+        if key in stored and stored[key].dtype.kind in "OU":
+            cells = [np.asarray(cell).ravel() for cell in stored[key].ravel()]
+            names[name] = [str(cell[0]).strip() if len(cell) else "" for cell in cells]
+    logits = stored["logits"]
+    if logits.dtype == object:
+        return _join(path, [np.asarray(cell) for cell in logits.ravel()], names, boundary, fold)
+    lengths = stored["lengths"].ravel().astype(np.int64) if "lengths" in stored else None
+    return _build(path, logits, lengths, names, boundary, fold)
+
+
+def _read_pickle(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFile:
+    """A dict of lists with one entry per trial, or a list of dicts, such as t15_copyTask.pkl."""
+    content = load_pickle(path)
+    if isinstance(content, list) and content and all(isinstance(row, Mapping) for row in content):
+        content = {key: [row.get(key) for row in content] for key in content[0]}
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} holds a {type(content).__name__}; expected a dict of lists with one entry per trial")
+    key = next((name for name in content if isinstance(name, str) and "logit" in name.lower()), None)
+    if key is None or not isinstance(content[key], list | tuple | np.ndarray):
+        known = ", ".join(str(name) for name in list(content)[:12])
+        raise UserError(f"{path} has no entry with logits; it has {known}")
+    logits = [np.asarray(part) for part in content[key]]
+    names: dict[str, Any] = {}
+    texts = next((content[n] for n in ("cue_sentence", "sentence_label", "texts", "text") if n in content), None)
+    if isinstance(texts, list | tuple | np.ndarray):
+        names["texts"] = [None if text is None else str(text) for text in texts]
+    decoded = content.get("decoded_phonemes_raw")
+    return _join(path, logits, names, boundary, fold, decoded if isinstance(decoded, list | tuple) else None)
+
+
+def _build(
+    path: Path,
+    logits: np.ndarray,
+    lengths: np.ndarray | None,
+    names: Mapping[str, Any],
+    boundary: str | None,
+    fold: Sequence[str],
+) -> LogitsFile:
+    """One array of all trials, padded (trials, frames, classes) or joined (frames, classes)."""
+    if logits.dtype.kind not in "fiu" or logits.ndim not in (2, 3):
+        raise UserError(f"{path}: logits are {logits.dtype} with shape {logits.shape}, expected 2 or 3 axes of numbers")
+    if lengths is None:
+        lengths = np.full(len(logits), logits.shape[1]) if logits.ndim == 3 else np.array([len(logits)])
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (len(lengths) and lengths.min() < 0):
+        raise UserError(f"{path}: lengths must be non-negative integers, the number of frames of each trial")
+    if logits.ndim == 3:
+        if len(lengths) != len(logits) or (len(lengths) and lengths.max() > logits.shape[1]):
+            raise UserError(f"{path}: {len(lengths)} lengths do not fit logits of shape {logits.shape}")
+        parts = [row[:n] for row, n in zip(logits, lengths.tolist(), strict=True)]
+    else:
+        if sum(lengths.tolist()) != len(logits):
+            raise UserError(f"{path}: lengths add up to {sum(lengths.tolist())}, but there are {len(logits)} frames")
+        parts = np.split(logits, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    return _join(path, list(parts), names, boundary, fold)
+
+
+def _join(
+    path: Path,
+    logits: Sequence[np.ndarray],
+    names: Mapping[str, Any],
+    boundary: str | None,
+    fold: Sequence[str],
+    decoded: Sequence[Any] | None = None,
+) -> LogitsFile:
+    """Trials to log-probabilities in the order of the searches."""
+    if not logits or len(logits) > _MAX_TRIALS:
+        raise UserError(f"{path} has {len(logits)} trials; expected at least one")
+    parts = [_log_softmax(path, i, part) for i, part in enumerate(logits)]
+    widths = {part.shape[1] for part in parts}
+    if len(widths) > 1:
+        raise UserError(f"{path}: trials have different numbers of classes, {sorted(widths)[:4]}")
+    classes = _class_names(path, names.get("classes"), widths.pop(), parts, decoded)
+    reordered = [reorder_classes(part, classes, str(path), boundary, fold) for part in parts]
+    ids = None
+    if names.get("trials") is not None:
+        ids = tuple(str(name) for name in _listed(path, "trials", names["trials"], len(parts)))
+        check_unique_ids(f"{path}, trials", ids)
+    scores = FrameLogProbs(reordered[0][1], tuple(frames for frames, _ in reordered), ids, path.name)
+    return _checked(path, scores, names.get("texts"))
+
+
+def _log_softmax(path: Path, number: int, logits: np.ndarray) -> np.ndarray:
+    values = logits[0] if logits.ndim == 3 and len(logits) == 1 else logits
+    if values.ndim != 2 or values.dtype.kind not in "fiu" or values.shape[1] < 2:
+        raise UserError(f"{path}, trial {number}: logits are {values.dtype} with shape {values.shape}, expected (F, V)")
+    frames = np.asarray(values, np.float64)
+    if not np.isfinite(frames).all():
+        raise UserError(f"{path}, trial {number}: logits contain NaN or infinity; check the model that wrote them")
+    shifted = frames - frames.max(axis=1, keepdims=True) if len(frames) else frames
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
+
+
+def _class_names(
+    path: Path, stated: Any, n_classes: int, parts: Sequence[np.ndarray], decoded: Sequence[Any] | None
+) -> tuple[str, ...]:
+    """The stated classes, or the known order of this size whose greedy output fits what the file says was decoded."""
+    if stated is not None:
+        return tuple(str(name) for name in _listed(path, "classes", stated, n_classes))
+    orders = _ORDERS.get(n_classes, ())
+    if not orders:
+        raise UserError(f"{path} does not name its {n_classes} classes; store them as classes")
+    if decoded is None or len(orders) == 1:
+        return orders[0]
+
+    def distance(order: tuple[str, ...]) -> int:
+        pairs = list(zip(parts, decoded, strict=False))[:50]
+        return sum(Levenshtein.distance(_plain(token_names(greedy(p), order)), _plain(names)) for p, names in pairs)
+
+    return min(orders, key=distance)
+
+
+def _plain(names: Any) -> list[str]:
+    if not isinstance(names, list | tuple | np.ndarray):
+        return []
+    return [str(name) for name in names if str(name) not in (SILENCE_NAME, BLANK_NAME)]
+
+
+def _listed(path: Path, what: str, values: Any, n: int) -> list[Any]:
+    if not isinstance(values, list | tuple) or len(values) != n:
+        found = len(values) if isinstance(values, list | tuple) else type(values).__name__
+        raise UserError(f"{path}: {what} must be a list of {n} names, not {found}")
+    return list(values)
+
+
+def _checked(path: Path, scores: FrameLogProbs, texts: Any) -> LogitsFile:
+    if texts is None:
+        return LogitsFile(scores)
+    listed = _listed(path, "texts", texts, len(scores.trials))
+    return LogitsFile(scores, tuple(None if text is None else str(text) for text in listed))

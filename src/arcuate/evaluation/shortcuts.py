@@ -1,0 +1,110 @@
+"""Shortcuts: properties of a data set that identify a sentence without neural information about it.
+
+Three checks, without training. `repeated sentences`: sentences of four or more words that occur in the training split
+too. `length`: the training trial nearest in length has the same sentence. `baseline`: so has the training trial nearest
+in the mean of its first and last bins, before and after speech. The last two count trials whose sentence occurs in the
+training split, and compare with the same trials after their sentences were exchanged at random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arcuate.data.store import Store, TrialInfo
+from arcuate.data.text import normalise_text
+from arcuate.progress import percent
+from arcuate.seeds import derive_seed
+
+_MIN_WORDS = 4  # shorter sentences ("I don't know.") recur naturally
+_MIN_TRIALS = 8
+_EDGE_BINS = 5
+_MAX_REPEATED = 0.1
+_MAX_IDENTIFIED = 0.35
+_N_PERMUTATIONS = 200
+_MAX_TRAINING_TRIALS = 4000
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """One check: the share of trials that it identifies, the share expected by chance, and whether that is too much."""
+
+    name: str
+    share: float | None  # None: too few trials to tell
+    chance: float | None
+    n_trials: int
+    flagged: bool
+
+    def summary(self) -> str:
+        """The finding in one sentence."""
+        if self.share is None:
+            return f"{self.name}: not tested, {self.n_trials} trials whose sentence occurs in the training split"
+        chance = "" if self.chance is None else f", {percent(self.chance)} by chance"
+        verdict = "SHORTCUT" if self.flagged else "no shortcut"
+        return f"{self.name}: {percent(self.share)} of {self.n_trials} trials{chance}: {verdict}"
+
+
+def find_shortcuts(
+    store: Store, training: Sequence[TrialInfo], judged: Sequence[TrialInfo], seed: int = 0
+) -> tuple[Shortcut, ...]:
+    """Check trials of a split against those of the training split."""
+    rng = np.random.default_rng(derive_seed(seed, "shortcuts"))
+    training = [t for t in training if t.text][:_MAX_TRAINING_TRIALS]
+    known = [normalise_text(t.text or "") for t in training]
+    judged = [t for t in judged if t.text]
+    texts = [normalise_text(t.text or "") for t in judged]
+    return (
+        _repeated(known, texts),
+        _identified("length", _lengths(training), known, _lengths(judged), texts, rng),
+        _identified("baseline", _baselines(store, training), known, _baselines(store, judged), texts, rng),
+    )
+
+
+def _repeated(known: Sequence[str], texts: Sequence[str]) -> Shortcut:
+    long = [text for text in texts if len(text.split()) >= _MIN_WORDS]
+    if len(long) < _MIN_TRIALS:
+        return Shortcut("repeated sentences", None, None, len(long), False)
+    share = float(np.mean([text in set(known) for text in long]))
+    return Shortcut("repeated sentences", share, None, len(long), share > _MAX_REPEATED)
+
+
+def _lengths(trials: Sequence[TrialInfo]) -> np.ndarray:
+    return np.array([[float(t.n_bins)] for t in trials]).reshape(-1, 1)
+
+
+def _baselines(store: Store, trials: Sequence[TrialInfo]) -> np.ndarray:
+    """Mean of the first and last bins of each trial, in SD of its block. (trials, C)"""
+    rows = []
+    for trial in trials:
+        bins, statistics = store.read_bins(trial), store.block_statistics(trial)
+        edges = np.concatenate([bins[:_EDGE_BINS], bins[-_EDGE_BINS:]]).mean(axis=0)
+        rows.append(edges / np.maximum(statistics.sd, 1e-3))
+    return np.array(rows).reshape(len(rows), store.n_channels)
+
+
+def _identified(
+    name: str,
+    known_features: np.ndarray,
+    known: Sequence[str],
+    features: np.ndarray,
+    texts: Sequence[str],
+    rng: np.random.Generator,
+) -> Shortcut:
+    """Share of trials whose nearest training trial has the same sentence, among those whose sentence occurs there."""
+    recurring = [i for i, text in enumerate(texts) if text in set(known)]
+    if len(recurring) < _MIN_TRIALS:
+        return Shortcut(name, None, None, len(recurring), False)
+    distances = np.abs(features[recurring][:, None, :] - known_features[None, :, :]).mean(axis=2)
+    numbers = {text: k for k, text in enumerate(dict.fromkeys(known))}
+    sentence = np.array([numbers[text] for text in known])
+    wanted = np.array([numbers[texts[i]] for i in recurring])
+    ties = np.abs(distances - distances.min(axis=1, keepdims=True)) < 1e-9  # lengths are whole numbers
+    votes = ties / ties.sum(axis=1, keepdims=True)
+
+    def share_of(labels: np.ndarray) -> float:
+        return float((votes * (sentence[None, :] == labels[:, None])).sum(axis=1).mean())
+
+    share = share_of(wanted)
+    chance = np.array([share_of(rng.permutation(wanted)) for _ in range(_N_PERMUTATIONS)])
+    flagged = share > _MAX_IDENTIFIED and share > float(np.quantile(chance, 0.995))
+    return Shortcut(name, share, float(chance.mean()), len(recurring), flagged)

@@ -1,0 +1,180 @@
+"""Floor of a run: the error rate that the same recipe reaches on input without neural information.
+
+Two inputs are trained and scored: `exchanged`, where every trial has the bins of another trial of about the same
+length, and `silence`, where all channels carry one binary signal, speech or silence, so that only the length and the
+pauses are left. `language model` decodes to words from uniform frame scores of the right length. A run whose error rate
+is close to a floor has learnt little from neural activity; `find_shortcuts` names usual reasons of a low floor.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.word_search.search import build_word_search
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import find_source, open_store, select_trials
+from arcuate.evaluation.metrics import score_text, total
+from arcuate.evaluation.shortcuts import Shortcut, find_shortcuts
+from arcuate.evaluation.trials import decode_trials
+from arcuate.experiments.recipe import run_recipe
+from arcuate.experiments.train import train
+from arcuate.files import fields_to_dict, write_json
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.io import open_model
+from arcuate.models.io import load_model
+from arcuate.progress import Progress, logger, percent
+from arcuate.run import RunLike, find_checkpoint, open_run
+
+INPUTS = ("exchanged", "silence")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Result of `measure_floor`."""
+
+    run: str
+    split: str
+    n_trials: int
+    per: float | None  # of the run on these trials
+    per_floor: dict[str, float | None]  # by input
+    wer_language_model: float | None  # None: not measured
+    shortcuts: tuple[Shortcut, ...]
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest PER without neural information."""
+        known = [rate for rate in self.per_floor.values() if rate is not None]
+        return min(known) if known else None
+
+    def summary(self) -> str:
+        """Error rate, floors and shortcuts: one line each."""
+        lines = [f"PER {percent(self.per)} on {self.n_trials} {self.split} trials"]
+        lines += [f"floor {percent(rate)} with input {name!r}" for name, rate in self.per_floor.items()]
+        if self.wer_language_model is not None:
+            lines.append(f"WER {percent(self.wer_language_model)} of the language model alone")
+        return "\n".join([*lines, *(s.summary() for s in self.shortcuts)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_to_dict(self), "lowest": self.lowest}
+
+
+class UninformativeStore(Store):
+    """A store whose trials are read without neural information about their sentence."""
+
+    def __init__(self, store: Store, kind: str) -> None:
+        vars(self).update(vars(store))  # the same files and manifest; nothing is written
+        self._source, self._kind = store, kind
+        self._files = {}  # training closes its store, not the source
+        self._partner = _partners(store.trials)
+
+    def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        bins = self._exchanged(info) if self._kind == "exchanged" else self._silence(info)
+        if out is None:
+            return bins
+        out[...] = bins
+        return out
+
+    def _exchanged(self, info: TrialInfo) -> np.ndarray:
+        """Bins of the partner, repeated or cut to the length of the trial."""
+        other = self._source.read_bins(self._partner[info.id])
+        return other[np.arange(info.n_bins) % max(1, len(other))]
+
+    def _silence(self, info: TrialInfo) -> np.ndarray:
+        """One SD above the mean in all channels where the smoothed activity is high."""
+        bins, statistics = self._source.read_bins(info), self._source.block_statistics(info)
+        sd = np.maximum(statistics.sd, 1e-3)
+        activity = np.abs((bins - statistics.mean) / sd).mean(axis=1)
+        smooth = np.convolve(activity, np.ones(15) / 15, mode="same")
+        threshold = 0.5 * (np.quantile(smooth, 0.1) + np.quantile(smooth, 0.9))
+        speech = (smooth > threshold).astype(np.float32)[:, None]
+        return (statistics.mean + sd * speech).astype(np.float32)
+
+
+def _partners(trials: tuple[TrialInfo, ...]) -> dict[str, TrialInfo]:
+    """For each trial, another one of its session and split with another text, nearest in length."""
+    partners: dict[str, TrialInfo] = {}
+    groups: dict[tuple[str, str], list[TrialInfo]] = {}
+    for trial in trials:
+        groups.setdefault((trial.session, trial.split), []).append(trial)
+    for members in groups.values():
+        for trial in members:
+            others = [t for t in members if t.text != trial.text and t.n_bins] or [t for t in members if t is not trial]
+            partners[trial.id] = min(others, key=lambda t: (abs(t.n_bins - trial.n_bins), t.id), default=trial)
+    return partners
+
+
+def measure_floor(
+    run: RunLike,
+    *,
+    split: str = "val",
+    data: str | Path | Store | None = None,
+    checkpoint: str = "best",
+    steps: int | None = None,
+    lm: str | None = "default",
+    lexicon: str = "default",
+    progress: Progress | None = None,
+) -> Floor:
+    """Train the recipe of a run on input without neural information and score it; write results/floor/<split>.json.
+
+    `steps`: training steps, default as in the recipe (each input takes as long as the run did). `lm=None` leaves the
+    language model out.
+    """
+    opened = open_run(run)
+    source = find_source(opened, checkpoint)
+    if not opened.recipe_file.is_file():
+        raise UserError(f"{opened.path} is an imported model without a recipe; its floor cannot be trained")
+    store, model = open_store(source, data), load_model(source.checkpoint)
+    trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
+    if not trials:
+        raise UserError(f"{store.path} has no labelled {split} trials; a floor compares with labels")
+    training = [t for t in store.trials if t.split == "train" and t.session in model.config.sessions]
+    shortcuts = find_shortcuts(store, training, trials)
+    recipe = run_recipe(opened)
+    changes = ["data.workers=0", *([] if steps is None else [f"train.steps={steps}"])]
+    batch_size = source.config.validate_.batch_size
+    measured: dict[str, float | None] = {}
+    for kind in INPUTS:
+        logger.info(f"training on the input {kind!r}")
+        without = UninformativeStore(store, kind)
+        with tempfile.TemporaryDirectory() as folder:
+            train(recipe, without, Path(folder) / "floor", overrides=changes, progress=progress)
+            trained = load_model(find_checkpoint(Path(folder) / "floor", "best"))
+            results = decode_trials(trained, without, trials, batch_size=batch_size)
+        measured[kind] = total(r.score for r in results if r.score is not None).rate
+    results = decode_trials(model, store, trials, batch_size=batch_size)
+    floor = Floor(
+        opened.name,
+        split,
+        len(trials),
+        total(r.score for r in results if r.score is not None).rate,
+        measured,
+        None
+        if lm is None
+        else _language_model_wer(trials, model.config.settings.front_end.patch.count_frames, lm, lexicon),
+        shortcuts,
+    )
+    file = opened.measurement_file("floor", split)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, floor.to_dict())
+    return floor
+
+
+def _language_model_wer(trials: list[TrialInfo], count_frames: Any, lm: str, lexicon: str) -> float | None:
+    """WER of the word search over uniform frame scores."""
+    search = build_word_search(open_lexicon(lexicon, CLASSES), open_model(lm), boundary=SILENCE)
+    texts: dict[int, str] = {}
+    counts = []
+    for trial in trials:
+        if not trial.text:
+            continue
+        n = int(count_frames(trial.n_bins))
+        if n not in texts:
+            found = search.search(np.full((n, len(CLASSES)), -np.log(len(CLASSES)), np.float32))
+            texts[n] = (found[0].text or "") if found else ""
+        counts.append(score_text(trial.text, texts[n]).words)
+    return total(counts).rate

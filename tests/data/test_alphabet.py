@@ -1,0 +1,101 @@
+"""Alphabets: phonemes, characters and others, in stores and in labels derived from texts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from arcuate.data.alphabet import (
+    CHARACTERS,
+    CLASSES,
+    boundary_index,
+    check_alphabet,
+    encode,
+    error_rate_name,
+    token_names,
+    token_unit,
+)
+from arcuate.data.prepare import prepare
+from arcuate.data.store import MANIFEST_FILE, Store
+from arcuate.data.text import sentence_tokens, text_to_characters, text_to_tokens
+from arcuate.errors import UserError
+
+
+def test_names_and_units() -> None:
+    assert [token_unit(c) for c in (CLASSES, CHARACTERS, ("BLANK", "left", "right"))] == [
+        "phoneme",
+        "character",
+        "token",
+    ]
+    assert [error_rate_name(c) for c in (CLASSES, CHARACTERS, ("BLANK", "left"))] == ["PER", "CER", "TER"]
+    assert boundary_index(CHARACTERS) == len(CHARACTERS) - 1
+    assert token_names(encode("cab", CHARACTERS), CHARACTERS) == ["c", "a", "b"]
+
+
+def test_characters_of_a_sentence() -> None:
+    tokens, missing = text_to_characters("Hi,  the 2 cats. #", CHARACTERS)
+    assert "".join(token_names(tokens, CHARACTERS)) == "hi,>the>two>cats~>"
+    assert missing == ("#",)
+
+
+def test_characters_keep_what_the_alphabet_has() -> None:
+    classes = ("BLANK", "A", "a", "2", "0", ".", "|")
+    assert token_names(text_to_characters("Aa 2.", classes)[0], classes) == ["A", "a", "|", "2", "."]
+
+
+def test_labels_by_alphabet() -> None:
+    assert sentence_tokens("the cat", CLASSES) == text_to_tokens("the cat")[0]
+    assert sentence_tokens("the cat", CHARACTERS) == text_to_characters("the cat", CHARACTERS)[0]
+    assert sentence_tokens("the cat", ("BLANK", "left", "right")) is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (("BLANK",), "2 to"),
+        (("BLANK", "a", "a"), "distinct"),
+        (("a", "BLANK"), "first class"),
+        (("BLANK", ""), "printable"),
+        (("BLANK", "a\n"), "printable"),
+    ],
+)
+def test_invalid_alphabets(classes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_alphabet(classes)
+
+
+def test_a_store_keeps_its_alphabet(cohort_store: Path, tmp_path: Path) -> None:
+    assert Store.open(cohort_store).classes == CLASSES
+    store = prepare(cohort_store.parent / "source", tmp_path / "store", targets="characters")
+    assert store.classes == CHARACTERS
+    for info in store.trials:
+        assert (info.tokens is None) == (info.text is None)
+        if info.text is not None and info.tokens is not None:
+            spelled = "".join(token_names(info.tokens, CHARACTERS)).replace(">", " ").replace("~", ".")
+            assert spelled == info.text.lower()
+    with pytest.raises(UserError, match="41 classes"):
+        store.check_classes(CLASSES)
+
+
+def test_a_store_without_an_alphabet_holds_phonemes(cohort_store: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(cohort_store, tmp_path / "old")
+    manifest = json.loads((old / MANIFEST_FILE).read_text("utf-8"))
+    del manifest["classes"]
+    (old / MANIFEST_FILE).write_text(json.dumps(manifest), "utf-8")
+    assert Store.open(old).classes == CLASSES
+
+
+@pytest.mark.parametrize("classes", [["BLANK", "a"], ["a", "b"], "BLANK", [1, 2], None])
+def test_a_damaged_alphabet_is_reported(cohort_store: Path, tmp_path: Path, classes: object) -> None:
+    broken = shutil.copytree(cohort_store, tmp_path / "broken")
+    manifest = json.loads((broken / MANIFEST_FILE).read_text("utf-8"))
+    manifest["classes"] = classes
+    (broken / MANIFEST_FILE).write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(UserError, match="damaged"):
+        Store.open(broken)
+
+
+def test_unknown_targets(cohort_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="characters"):
+        prepare(cohort_store.parent / "source", tmp_path / "store", targets="letters")

@@ -1,0 +1,49 @@
+"""Pseudo-ensemble: averaged views of a trial."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.trials import TrialResult, decode_trials
+from arcuate.experiments.train import train
+from arcuate.models.io import load_model
+from arcuate.run import find_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("views") / "run"
+    train("tiny", cohort_store, path, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
+    return path
+
+
+def decoded(run: Path, store: Path, batch_size: int, **options: float) -> list[TrialResult]:
+    opened, model = Store.open(store), load_model(find_checkpoint(run, "best"))
+    trials = [t for t in opened.trials if t.split == "val"][:4]
+    return decode_trials(model, opened, trials, batch_size=batch_size, keep_log_probs=True, **options)  # type: ignore[arg-type]
+
+
+def test_views_do_not_depend_on_the_batch_and_stay_probabilities(run: Path, cohort_store: Path) -> None:
+    alone = decoded(run, cohort_store, 1, views=3, view_noise=0.5)
+    together = decoded(run, cohort_store, 4, views=3, view_noise=0.5)
+    plain = decoded(run, cohort_store, 4)
+    for a, b, c in zip(alone, together, plain, strict=True):
+        assert a.log_probs is not None and b.log_probs is not None and c.log_probs is not None
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+        np.testing.assert_allclose(np.exp(a.log_probs).sum(axis=1), 1.0, atol=1e-5)
+        assert not np.allclose(a.log_probs, c.log_probs, atol=1e-4)
+
+
+def test_views_without_noise_are_the_trial_itself(run: Path, cohort_store: Path) -> None:
+    same, plain = decoded(run, cohort_store, 4, views=2, view_noise=0.0), decoded(run, cohort_store, 4)
+    for a, b in zip(same, plain, strict=True):
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+
+
+def test_views_need_the_ctc_head(run: Path) -> None:
+    with pytest.raises(UserError, match="only with --head ctc; got 2 and both"):
+        evaluate(run, views=2, head="both")

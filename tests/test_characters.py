@@ -1,0 +1,82 @@
+"""Character targets through the complete path: store, training, evaluation, words, report, streaming."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
+from arcuate.data.prepare import prepare
+from arcuate.data.store import Store
+from arcuate.decoding.log_probs import read_log_probs
+from arcuate.errors import UserError
+from arcuate.evaluation.decode import decode
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.train import train
+from arcuate.insight.report import write_report
+from arcuate.language.lexicon import open_lexicon
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.models.io import load_model
+
+
+@pytest.fixture(scope="module")
+def character_run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of characters and a run trained on it for a few steps."""
+    folder = tmp_path_factory.mktemp("characters")
+    prepare(cohort_store.parent / "source", folder / "store", targets="characters")
+    overrides = ["train.steps=6", "train.validate_every=3", "encoder.width=24", "validate.words=true"]
+    train("tiny", folder / "store", folder / "run", overrides=overrides)
+    return folder / "run"
+
+
+def test_the_model_has_the_alphabet_of_its_store(character_run: Path) -> None:
+    assert load_model(character_run / "checkpoints" / "best").config.classes == CHARACTERS
+
+
+def test_evaluation_names_characters(character_run: Path, tmp_path: Path) -> None:
+    result = evaluate(character_run, scores=tmp_path / "scores.npz")
+    assert result.summary().startswith("CER ") and "characters" in result.summary()
+    assert result.to_dict()["unit"] == "character"
+    rows = [json.loads(line) for line in result.results_file.read_text("utf-8").splitlines()]
+    assert "".join(rows[0]["reference"]).replace(">", " ").replace("~", ".") == rows[0]["text"].lower()
+    assert read_log_probs(tmp_path / "scores.npz").classes == CHARACTERS
+
+
+def test_words_are_spelled(character_run: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("the\ncat\nsat\n1st\n", "utf-8")
+    result = decode(character_run, lexicon=words, words=["arcuate"])
+    assert result.search.n_lexicon_words == 4 and result.metrics.words.wer is not None  # 1st has no spelling
+    assert {w for t in result for w in t.text.split()} <= {"the", "cat", "sat", "arcuate"}
+
+
+def test_the_dictionary_is_spelled() -> None:
+    classes = tuple(name for name in CHARACTERS if name not in PUNCTUATION)
+    lexicon = open_lexicon("default", classes)
+    assert lexicon.pronunciations("hello") == [tuple("hello")]
+    assert len(lexicon.words) > 100_000
+
+
+def test_report_shows_characters(character_run: Path) -> None:
+    evaluate(character_run)
+    page = write_report(character_run).read_text("utf-8")
+    assert "Character confusions" in page and "Character error rate" in page and "Phoneme" not in page
+
+
+def test_streaming_decodes_characters(character_run: Path) -> None:
+    store = Store.open(character_run.parent / "store")
+    trial = next(t for t in store.trials if t.split == "val")
+    decoder = StreamingDecoder.load(character_run, lm=None, session=trial.session)
+    decoder.push(store.read_bins(trial))
+    hypothesis = decoder.finish()
+    assert all(0 < token < len(CHARACTERS) for token in hypothesis.tokens)
+
+
+def test_a_model_of_another_alphabet_is_rejected(character_run: Path, cohort_store: Path) -> None:
+    with pytest.raises(UserError, match=r"32 classes .* 41 classes"):
+        evaluate(character_run, data=cohort_store)
+
+
+def test_phonemes_are_unchanged() -> None:
+    assert len(CLASSES) == 41 and np.array(CLASSES)[[0, 1, 39, 40]].tolist() == ["BLANK", "AA", "ZH", "SIL"]

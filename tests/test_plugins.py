@@ -1,0 +1,262 @@
+"""Components from outside the package: import paths, permissions, entry points, the example packages, skeletons."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arcuate import plugins
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.new import new
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import train
+from arcuate.models.check import check_encoder
+from arcuate.models.io import load_model
+from arcuate.training.callbacks import Callback, Stop
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MODULE = '''
+import torch
+from pydantic import Field
+from arcuate.config import PluginSettings
+from arcuate.losses.config import CustomLossSettings
+from arcuate.models.config import PluginEncoderSettings
+from arcuate.models.convolution import extract_patches
+from arcuate.models.interfaces import Encoder
+
+
+class LinearSettings(PluginEncoderSettings):
+    width: int = 12
+    shift: int = 0
+
+
+class Linear(Encoder):
+    Settings = LinearSettings
+
+    def __init__(self, settings, patch, n_channels):
+        super().__init__()
+        self.settings, self.patch = settings, patch
+        self.map = torch.nn.Linear(n_channels * patch.bins, settings.width)
+
+    def start(self, n_trials):
+        return torch.zeros(n_trials)
+
+    def forward_with_layers(self, bins, n_frames, state, layers, lengths=None):
+        frames = torch.tanh(self.map(extract_patches(bins, self.patch)))
+        return frames.roll(-self.settings.shift, dims=1), state, {}
+
+    def finish(self, state):
+        return torch.zeros(len(state), 0, self.n_outputs)
+
+
+class BlankLoss:
+    """Mean probability of the blank."""
+
+    Settings = CustomLossSettings
+
+    def __init__(self, settings):
+        pass
+
+    def __call__(self, outputs, tokens, n_tokens):
+        return outputs.log_probs["ctc"][..., 0].exp().mean(1)
+
+
+class FlipSettings(PluginSettings):
+    probability: float = Field(0.5, ge=0, le=1)
+
+
+class Flip:
+    Settings = FlipSettings
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def __call__(self, bins, generator):
+        return -bins if float(torch.rand((), generator=generator)) < self.settings.probability else bins
+
+
+class ScaleSettings(PluginSettings):
+    factor: float = 1.0
+
+
+class Scale(torch.nn.Module):
+    Settings = ScaleSettings
+
+    def __init__(self, settings, n_channels):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((n_channels,), settings.factor))
+
+    def forward(self, bins):
+        return bins * self.factor
+
+
+class NoSettings:
+    pass
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of components in a folder on the path; nothing is allowed at the start."""
+    name = f"lab_{abs(hash(str(tmp_path))) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(MODULE, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(plugins.ALLOW_VARIABLE, raising=False)
+    yield name
+    os.environ.pop(plugins.ALLOW_VARIABLE, None)
+
+
+def recipe_file(folder: Path, lab: str, *lines: str) -> Path:
+    path = folder / "mine.yaml"
+    encoder = f"encoder: {{kind: '{lab}:Linear', width: 16}}"
+    path.write_text("\n".join(["extends: tiny", encoder, "train: {steps: 4, validate_every: 2}", *lines]), "utf-8")
+    return path
+
+
+def test_a_recipe_may_name_code(lab: str, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_file(tmp_path, lab))
+    assert type(recipe.encoder).__name__ == "LinearSettings" and recipe.encoder.width == 16
+    assert recipe.model_dump(mode="json")["encoder"] == {"kind": f"{lab}:Linear", "width": 16, "depth": 1, "shift": 0}
+
+
+def test_settings_of_a_component_are_validated(lab: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="widht"):
+        load_recipe(recipe_file(tmp_path, lab), ["encoder.widht=3"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("nowhere.to:Be", "no module nowhere"), ("{lab}:Missing", "Missing"), ("{lab}:NoSettings", "Settings")],
+)
+def test_wrong_names_are_explained(lab: str, tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_recipe("tiny", {"encoder": {"kind": kind.format(lab=lab)}})
+
+
+def test_all_components_train_resume_and_evaluate(
+    lab: str, tmp_path: Path, cohort_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_file(
+        tmp_path,
+        lab,
+        f"loss: {{custom: {{kind: '{lab}:BlankLoss', weight: 0.1}}}}",
+        f"augment: {{custom: [{{kind: '{lab}:Flip', probability: 0.3}}]}}",
+        f"front_end: {{custom: {{kind: '{lab}:Scale', factor: 0.5}}}}",
+    )
+    whole = train(recipe, cohort_store, tmp_path / "whole")
+    halt = _StopAt(2)
+    parts = train(recipe, cohort_store, tmp_path / "parts", callbacks=[halt], stop=halt.stop)
+    assert parts.interrupted and parts.steps < 4
+    resumed = train(recipe, cohort_store, tmp_path / "parts", resume=True)
+    a, b = (load_model(run.path / "checkpoints" / "last").state_dict() for run in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a) and "front_end.custom.factor" in a
+    assert evaluate(whole).per is not None
+    rows = [json.loads(line) for line in (whole.path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert any("custom" in row.get("losses", {}) for row in rows)
+    monkeypatch.delenv(plugins.ALLOW_VARIABLE)  # as in another process
+    with pytest.raises(UserError, match=f"--allow-code {lab}"):
+        load_model(whole.path / "checkpoints" / "best")
+    with pytest.raises(UserError, match=f"--allow-code {lab}"):
+        evaluate(whole.path)
+    with pytest.raises(UserError, match=f"--allow-code {lab}"):
+        load_recipe(whole.path)
+    plugins.allow_code(lab)
+    assert load_model(whole.path / "checkpoints" / "best").config.settings.encoder.kind == f"{lab}:Linear"
+
+
+class _StopAt(Callback):
+    """Requests the end of training at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.stop = step, Stop()
+
+    def on_step(self, step: int) -> None:
+        if step == self.step:
+            self.stop.request()
+
+
+def test_check_encoder_finds_what_is_wrong(lab: str) -> None:
+    assert check_encoder(f"{lab}:Linear", {"width": 8}).passed
+    broken = check_encoder(f"{lab}:Linear", ["shift=1"])  # frames of the future
+    failed = {law.law for law in broken.laws if law.passed is False}
+    assert failed >= {"padding changes nothing", "streaming equals offline"} and not broken.passed
+
+
+@pytest.mark.parametrize("name", ["my lab", "1lab", "a.b", ""])
+def test_only_packages_can_be_allowed(name: str) -> None:
+    with pytest.raises(UserError, match="not the name of a package"):
+        plugins.allow_code(name)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "reader"])
+def test_skeletons_are_the_examples(tmp_path: Path, kind: str) -> None:
+    for path in new(kind, f"my_{kind}", tmp_path):
+        assert path.read_text("utf-8") == (EXAMPLES / path.relative_to(tmp_path)).read_text("utf-8")
+    with pytest.raises(UserError, match="exists"):
+        new(kind, f"my_{kind}", tmp_path)
+
+
+def test_recipe_skeleton_loads(tmp_path: Path) -> None:
+    (path,) = new("recipe", "first_try", tmp_path)
+    assert load_recipe(path).name == "first_try"
+
+
+def test_names_of_skeletons_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="small letters"):
+        new("encoder", "My Encoder", tmp_path)
+    with pytest.raises(UserError, match="encoder, reader, recipe"):
+        new("loss", "mine", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python in which both example packages are installed from copies of their folders."""
+    import shutil
+
+    folder = tmp_path_factory.mktemp("installed")
+    sources = shutil.copytree(EXAMPLES, folder / "sources")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    packages = [str(sources / name) for name in ("my_encoder", "my_reader")]
+    subprocess.run(
+        [*command, "--target", str(folder / "site"), *packages], check=True, capture_output=True, timeout=120
+    )
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def arcuate(environment: dict[str, str], *arguments: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "arcuate", *arguments, "--json"],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_installed_examples_train(installed: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
+    """The reader of CSV folders prepares a store, on which the encoder is trained and evaluated."""
+    stored = Store.open(cohort_store)
+    for info in stored.trials:
+        folder = tmp_path / "csv" / info.session / info.split
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savetxt(folder / f"{info.number}.csv", stored.read_bins(info)[:, :6], delimiter=",", fmt="%.5g")
+        table = folder / "sentences.csv"
+        head = "" if table.is_file() else "file,block,text\n"
+        with table.open("a", encoding="utf-8") as file:
+            file.write(f'{head}{info.number}.csv,{info.block},"{info.text or ""}"\n')
+    report = arcuate(installed, "prepare", str(tmp_path / "csv"), str(tmp_path / "store"), "--layout", "my-reader")
+    assert report["layout"] == "my-reader" and report["trials"] == len(stored.trials) and report["n_channels"] == 6
+    assert arcuate(installed, "check-encoder", "my-encoder", "width=16")["passed"]
+    recipe = EXAMPLES / "my_encoder" / "recipe.yaml"
+    run = tmp_path / "run"
+    steps = ("train.steps=4", "train.validate_every=2", "encoder.width=16")
+    arcuate(installed, "train", str(recipe), "--data", str(tmp_path / "store"), "--run", str(run), *steps)
+    assert arcuate(installed, "evaluate", str(run))["n_trials"] > 0
