@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[
     shutil.copytree(prepared(*re.findall(r"<!-- setup: (.*?) -->", text)), tmp_path, dirs_exist_ok=True)
     blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
     assert blocks, f"{page.name} has no code"
-    for language, block in blocks:
+    for language, group in groupby(blocks, key=lambda block: block[0]):  # Python blocks in a row are one program
+        block = "\n".join(code for _, code in group)
         block = re.sub(r"--trials \d+ --electrodes \d+", "--trials 40 --electrodes 16", block)
         for old, new in replaced:
             block = block.replace(old, new)
