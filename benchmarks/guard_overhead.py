@@ -30,6 +30,7 @@ from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step, forward
 
 CPU = torch.device("cpu")
+JUDGING: list[float] = []  # CPU seconds of the guard's verdicts alone
 
 
 def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> None:
@@ -37,7 +38,9 @@ def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> N
     learning_rates = set_learning_rates(state.optimizer, state.recipe, state.step)
     metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed()).read()
     state.record_update_ratio(metrics.update_ratio)
-    verdict = state.guard.judge(metrics, learning_rates["rest"])
+    start = time.process_time()
+    verdict = state.guard.judge(metrics, learning_rates["rest"], state.n_left)
+    JUDGING.append(time.process_time() - start)
     apply_update(state, measure)
     finish_step(state)
     state.step += 1
@@ -101,6 +104,7 @@ def main() -> None:
     result = {
         **{f"{name}_ms": 1000 * statistics.median(values) for name, values in seconds.items()},
         "overhead": ratio("guarded", "bare"),
+        "verdict": statistics.median(JUDGING) / statistics.median(seconds["bare"]),
         "measured_step": measured,  # of one step whose update is measured
         "measured_per_step": measured / recipe.train.log_every,  # one step per row is
         "log_every": recipe.train.log_every,
@@ -110,6 +114,7 @@ def main() -> None:
         return
     print(f"bare step {result['bare_ms']:.1f} ms, with guard and logging {result['guarded_ms']:.1f} ms:")
     print(f"{100 * result['overhead']:.1f} % more (median of {arguments.steps - 5} pairs)")
+    print(f"the verdict of the guard alone: {100 * result['verdict']:.2f} % of a step")
     print(f"measuring the update: {100 * measured:.1f} % of a step, once per row of {recipe.train.log_every} steps:")
     print(f"{100 * result['measured_per_step']:.2f} % on average")
 

@@ -85,6 +85,12 @@ def test_weights_of_another_length_are_rejected_with_the_expected_length() -> No
         parse_decoding_config({"confidence": {"word": {"weights": [1.0, 2.0]}}}, "weights.yaml")
 
 
+@pytest.mark.parametrize("value", [1e300, float("nan"), float("inf"), "many", None])
+def test_weights_that_are_not_plausible_numbers_are_rejected(value: object) -> None:
+    with pytest.raises(UserError, match=r"weights\.yaml"):
+        parse_decoding_config({"confidence": {"sentence": {"weights": [value, 0.0, 0.0, 0.0]}}}, "weights.yaml")
+
+
 def test_alternatives_are_ordered_by_probability() -> None:
     others = [["a", "dog"], ["the", "log"], ["the", "bog"], ["see", "bog"]]
     assert word_alternatives(["the", "dog"], others)[1] == ["log", "bog"]

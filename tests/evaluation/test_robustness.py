@@ -8,7 +8,14 @@ import pytest
 from arcuate.data.statistics import RunningStatistics
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, CorruptedStore, interpolate_lost, match_channels
+from arcuate.evaluation.corruption import (
+    CORRUPTIONS,
+    SEVERITIES,
+    CorruptedStore,
+    find_bursts,
+    interpolate,
+    match_channels,
+)
 from arcuate.evaluation.robustness import bench_robustness
 from arcuate.experiments.train import train
 from arcuate.files import read_json
@@ -49,9 +56,21 @@ def test_without_a_corruption_or_defence_the_store_reads_as_it_is(cohort_store: 
 def test_lost_bins_are_interpolated() -> None:
     bins = np.array([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [4.0, 8.0], [0.0, 0.0]])
     expected = [[1.0, 2.0], [2.0, 4.0], [3.0, 6.0], [4.0, 8.0], [4.0, 8.0]]
-    np.testing.assert_allclose(interpolate_lost(bins), expected)
-    np.testing.assert_array_equal(interpolate_lost(bins[:0]), bins[:0])
-    np.testing.assert_array_equal(interpolate_lost(0 * bins), 0 * bins)
+    lost = ~bins.any(axis=1)
+    np.testing.assert_allclose(interpolate(bins, lost), expected)
+    np.testing.assert_array_equal(interpolate(bins[:0], lost[:0]), bins[:0])
+    np.testing.assert_array_equal(interpolate(0 * bins, lost | True), 0 * bins)
+
+
+def test_bursts_of_noise_are_found_and_speech_is_not_taken_for_them(cohort_store: Path) -> None:
+    store = Store.open(cohort_store)
+    clean = np.concatenate([find_bursts(store.read_bins(t)) for t in store.trials[:8]])
+    noisy = CorruptedStore(store, CORRUPTIONS["noise bursts"], 3)
+    changed = np.concatenate([(noisy.read_bins(t) != store.read_bins(t)).any(axis=1) for t in store.trials[:8]])
+    found = np.concatenate([find_bursts(noisy.read_bins(t)) for t in store.trials[:8]])
+    assert clean.mean() < 0.03
+    assert found[changed].mean() > 0.9 and found[~changed].mean() < 0.03
+    assert not find_bursts(np.zeros((0, 4))).size
 
 
 def test_permuted_channels_are_found_by_their_statistics_and_drift_is_left_alone() -> None:
@@ -80,7 +99,7 @@ def test_the_benchmark_writes_its_result_and_is_repeatable(run: Path) -> None:
     first, second = (bench_robustness(run, **options) for _ in range(2))  # type: ignore[arg-type]
     assert first.to_dict() == second.to_dict() == read_json(run / "results" / "robustness" / "val.json")
     assert first.n_trials == 4 and set(first.mce) == {
-        *("undefended", "interpolate", "remap", "renormalise", "all defences"),
+        *("undefended", "interpolate", "gate", "remap", "renormalise", "all defences"),
     }
     rates = [rate for e in first.corruptions for rate in e.per["undefended"] if rate is not None]
     assert first.mce["undefended"] == pytest.approx(np.mean(rates))

@@ -157,10 +157,10 @@ def test_a_job_that_is_interrupted_twice_equals_an_uninterrupted_run(
         ("scontrol", "requeue", job["job"]),
     )
     for n, command in enumerate(interruptions, start=1):
-        wait_for(lambda n=n: steps_done(run) >= 50 * n, 120, f"step {50 * n}", run / "slurm")
+        wait_for(lambda n=n: steps_done(run) >= 50 * n, 300, f"step {50 * n}", run / "slurm")
         ask(slurm, *command)
-        wait_for(lambda n=n: state_of(slurm, job["job"]).get("Restarts") == str(n), 60, f"restart {n}", run / "slurm")
-    end = wait_for_end(slurm, job["job"], run / "slurm", 120)
+        wait_for(lambda n=n: state_of(slurm, job["job"]).get("Restarts") == str(n), 300, f"restart {n}", run / "slurm")
+    end = wait_for_end(slurm, job["job"], run / "slurm", 300)
     log = next((run / "slurm").glob("*_log.out")).read_text()
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "2"), log
     assert log.count("resuming after step") == 2
@@ -195,9 +195,9 @@ def test_a_cancelled_job_stops_with_a_checkpoint_and_is_not_queued_again(
     run = tmp_path / "run"
     words = ["--data", cohort_store, *TINY, "train.steps=100000"]
     job = submit(slurm, "--time", "5", "--", "train", "tiny", *words, "--run", run)
-    wait_for(lambda: steps_done(run) >= 20, 120, "step 20", run / "slurm")
+    wait_for(lambda: steps_done(run) >= 20, 300, "step 20", run / "slurm")
     ask(slurm, "scancel", job["job"])
-    end = wait_for_end(slurm, job["job"], run / "slurm", 60)
+    end = wait_for_end(slurm, job["job"], run / "slurm", 300)
     assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0")
     log = next((run / "slurm").glob("*_log.out")).read_text()
     assert "stopped by SIGTERM after step" in log
@@ -210,7 +210,7 @@ def test_two_processes_of_a_job_share_every_batch(slurm: dict[str, str], cohort_
     run = tmp_path / "run"
     words = ["--data", cohort_store, *TINY, "train.steps=4"]
     job = submit(slurm, "--processes", "2", "--time", "5", "--", "train", "tiny", *words, "--run", run)
-    end = wait_for_end(slurm, job["job"], run / "slurm", 120)
+    end = wait_for_end(slurm, job["job"], run / "slurm", 300)
     logs = {p.name: p.read_text() for p in (run / "slurm").glob("*_log.out")}
     assert end["JobState"] == "COMPLETED", logs
     assert "2 processes share every batch" in "".join(logs.values())
@@ -233,7 +233,7 @@ def test_seeds_are_an_array(slurm: dict[str, str], cohort_store: Path, tmp_path:
     ]
     job = submit(slurm, "--time", "5", "--", *words)
     for i in range(2):
-        end = wait_for_end(slurm, f"{job['job']}_{i}", tmp_path / "seeds" / "slurm", 120)
+        end = wait_for_end(slurm, f"{job['job']}_{i}", tmp_path / "seeds" / "slurm", 300)
         assert end["JobState"] == "COMPLETED"
     summary = one_object(arcuate(*words, "--resume", "--json").stdout)  # nothing is left to train
     assert summary["n_finished"] == 2

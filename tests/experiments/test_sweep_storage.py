@@ -1,8 +1,11 @@
 """Studies in a database: the laws of the journal hold there too, dead workers lose nothing, passwords stay hidden."""
 
+import contextlib
+import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -34,11 +37,11 @@ SPACE = {"schedule.peak_lr": {"low": 1e-4, "high": 1e-2, "log": True}}
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     programs = find_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed (no initdb): apt-get install postgresql")
-    with server(tmp_path_factory.mktemp("postgres"), programs) as url:
+    with server(programs) as url:
         yield url
 
 
@@ -127,7 +130,7 @@ def test_a_worker_without_heartbeats_loses_its_trial_to_another(plan: SweepPlan,
     assert trial is not None
     shared.storage.record_heartbeat = lambda trial_id: None  # this worker is suspended from now on
     again, other = open_study(plan)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while True:
         with claim_trial(plan, again, other) as found:
             assert found is not None
@@ -200,7 +203,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         worker.send_signal(signal.SIGKILL)
         worker.communicate()
     end = start_worker(plan, space)
-    output, errors = end.communicate(timeout=240)
+    output, errors = end.communicate(timeout=300)
     assert end.returncode == 0, errors
     while True:  # trials of the workers killed last have to be noticed
         last = one_object(output)
@@ -208,7 +211,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         if "running" not in states:
             break
         end = start_worker(plan, space)
-        output, errors = end.communicate(timeout=240)
+        output, errors = end.communicate(timeout=300)
         assert end.returncode == 0, errors
     assert states.count("complete") == 3, last
     proposed = {tuple(t["overrides"]) for t in last["trials"]}
@@ -251,6 +254,24 @@ def test_the_status_of_a_journal(cohort_store: Path, tmp_path: Path) -> None:
     assert (plan.out / "study.journal").read_bytes() == before
     assert_refused(arcuate("sweep", "status", tmp_path / "nothing"), "no study.journal")
     assert not (tmp_path / "nothing").exists()
+
+
+def test_the_status_changes_nothing(cohort_store: Path, tmp_path: Path) -> None:
+    """Not even where `sweep.json`, which may come from elsewhere, names a file that is not a study."""
+    other, folder = tmp_path / "other.db", tmp_path / "out"
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE notes (text TEXT)")
+    before = other.read_bytes()
+    folder.mkdir()
+    for storage, word in ((f"sqlite:///{other}", "cannot be opened"), (f"sqlite:///{tmp_path}/no.db", "no such file")):
+        (folder / "sweep.json").write_text(json.dumps({"storage": storage}))
+        with pytest.raises(UserError, match=word):
+            sweep_status(folder)
+    (folder / "sweep.json").write_text('{"storage": 3}')
+    with pytest.raises(UserError, match="must be text"):
+        sweep_status(folder)
+    assert other.read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {"other.db", "out"}
 
 
 def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_path: Path) -> None:

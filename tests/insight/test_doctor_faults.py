@@ -64,8 +64,8 @@ def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
-    diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.06", "guard.enabled=false"))
+def test_forty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
+    diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.12", "guard.enabled=false"))
     assert diagnosis.primary in ("collapsed", "exploded", "degraded")
     assert "learning rate" in diagnosis.causes[0].cause
     assert "schedule.peak_lr=" in diagnosis.suggestion

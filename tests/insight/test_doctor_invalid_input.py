@@ -2,11 +2,7 @@
 
 import json
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,13 +11,12 @@ from hypothesis import strategies as st
 from arcuate.charts.images import png
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.insight import render
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
-from support.pages import check_page
+from support.pages import check_page, drawn_in_part
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))
 
@@ -40,20 +35,10 @@ def sound(path: Path) -> str:
         except UserError as error:
             return one_sentence(str(error))
         json.loads(to_json_line(diagnosis.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
-        with drawn_in_part(path):
+        with drawn_in_part(path.read_bytes() if path.is_file() else b""):
             assert diagnosis_page(diagnosis).startswith("<!DOCTYPE html>")
         assert diagnosis.primary in VERDICTS
         return diagnosis.primary
-
-
-@contextmanager
-def drawn_in_part(path: Path) -> Iterator[None]:
-    """Static drawings for one in eight files, because each takes a tenth of a second; charts as data for all."""
-    if path.is_file() and zlib.crc32(path.read_bytes()) % 8:
-        with patch.object(render, "static_svg", lambda figure, identifier="": "<svg></svg>"):
-            yield
-    else:
-        yield
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ from arcuate.insight.render import vega_bundle
 from arcuate.insight.report import write_report
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.errors import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
 from support.fabricate_runs import write_words
-from support.pages import Outline, check_page
+from support.pages import Outline, check_page, drawn_in_part
 
 WORDS = {
     "i": "AY", "you": "Y UW", "we": "W IY", "want": "W AA N T", "need": "N IY D", "like": "L AY K",
@@ -414,7 +415,8 @@ def test_any_values_in_the_log_give_a_page(
     ]
     run.results_file("val").write_text("".join(json.dumps(r) + "\n" for r in lines))
     write_json(run.results_file("val", ending="json"), held[0] if held else {})
-    Outline(write_report(run).read_text("utf-8"))
+    with drawn_in_part(run.metrics_file.read_bytes()):
+        Outline(write_report(run).read_text("utf-8"))
 
 
 def test_self_referencing_yaml_is_truncated(tmp_path: Path) -> None:
@@ -553,3 +555,22 @@ def test_the_floor_is_drawn_beside_the_error_rate(tmp_path: Path) -> None:
     file.parent.mkdir()
     write_json(file, {"lowest": 0.812})
     assert "floor without neural information, 81.2\u202f%" in report(run)[0]
+
+
+def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", n_examples=0)
+    file = run.measurement_file("robustness", "val")
+    file.parent.mkdir()
+    per = {"undefended": [0.3, 0.5], "all defences": [0.25, 0.3]}
+    found = {
+        "clean_per": 0.2,
+        "n_trials": 40,
+        "mce": {"undefended": 0.4, "all defences": 0.275},
+        "corruptions": [{"name": "dead array", "per": per}],
+    }
+    write_json(file, found)
+    page, outline = report(run)
+    assert "robustness" in outline.ids and "27.5\u202f% all defences" in page and "dead array" in page
+    for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
+        write_json(file, damaged)
+        assert robustness_section(read_run_data(run)) is None

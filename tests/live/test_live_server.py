@@ -244,6 +244,12 @@ def test_eight_viewers_see_the_same_sentences(replayed: Served) -> None:
     assert all(t == texts[0] for t in texts)
 
 
+def test_replayed_simulated_data_are_called_so(replayed: Served, plain: Served) -> None:
+    assert json.loads(replayed.get("/info")[1])["simulated"] is True
+    assert json.loads(plain.get("/info")[1])["simulated"] is False  # live bins
+    assert 'id="simulated"' in replayed.get("/")[1]
+
+
 def test_select_pause_speed_and_skip(replayed: Served) -> None:
     trials = json.loads(replayed.get("/info")[1])["replay"]
     wanted = trials[-1]

@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,13 +34,18 @@ def owner() -> dict[str, Any]:
 
 
 @contextmanager
-def server(folder: Path, programs: Path) -> Iterator[str]:
-    """Start a server; yields the URL of an empty database, with a password."""
+def server(programs: Path) -> Iterator[str]:
+    """Start a server; yields the URL of an empty database, with a password.
+
+    Its folder is not one of pytest, which closes those of root to every other user.
+    """
+    with tempfile.TemporaryDirectory(prefix="arcuate-postgres-") as name:
+        yield from _serve(Path(name), programs)
+
+
+def _serve(folder: Path, programs: Path) -> Iterator[str]:
     data, (port,) = folder / "data", free_ports(1)
     if os.geteuid() == 0:
-        for part in (folder, *folder.parents):  # the user has to reach the folder
-            if part.owner() == "root" and str(part).startswith("/tmp/"):
-                part.chmod(part.stat().st_mode | 0o011)
         os.chown(folder, owner()["user"], owner()["group"])
     password_file = folder / "password"
     password_file.write_text(PASSWORD)

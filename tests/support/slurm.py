@@ -80,8 +80,8 @@ def miniature(folder: Path) -> Iterator[dict[str, str]]:
             with (folder / f"{command[0]}.out").open("wb") as out:
                 running.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out))
             if command[0] == "munged":
-                wait_for(lambda: (folder / "munge.socket").exists(), 20, "munged", folder)
-        wait_for(lambda: "idle" in ask(environment, "sinfo", "-h", "-o", "%T"), 60, "an idle node", folder)
+                wait_for(lambda: (folder / "munge.socket").exists(), 120, "munged", folder)
+        wait_for(lambda: "idle" in ask(environment, "sinfo", "-h", "-o", "%T"), 120, "an idle node", folder)
         yield environment
     finally:
         subprocess.run(["scancel", "--user", getpass.getuser()], env=environment, capture_output=True, timeout=30)

@@ -25,7 +25,10 @@ def evaluate(
         str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last"))
     ] = "best",
     label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
-    scores: Annotated[Path | None, typer.Option(help="Also write all frame scores to this .npz file.")] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option("--scores", "--save-logits", help="Also write all frame log-probabilities to this .npz file."),
+    ] = None,
     search: Annotated[str | None, typer.Option(help="greedy or beam; default: as in the recipe.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, max=100_000, help="Width of the beam search.")] = None,
     head: Annotated[

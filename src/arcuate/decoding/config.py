@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,7 +15,9 @@ class Logistic(Settings):
     """A logistic model: log-odds = intercept + weights · features."""
 
     intercept: float = Field(0.0, ge=-1e6, le=1e6, description="Log-odds where all features are zero.")
-    weights: tuple[float, ...] = Field(max_length=100, description="One weight per feature.")
+    weights: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...] = Field(
+        max_length=100, description="One weight per feature."
+    )
 
     def log_odds(self, features: np.ndarray) -> np.ndarray:
         """(n, features) -> (n,)"""

@@ -17,7 +17,8 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.seeds import derive_seed
 
 SEVERITIES = (1, 2, 3, 4, 5)
-DEFENCES = ("interpolate", "remap", "renormalise")
+DEFENCES = ("interpolate", "gate", "remap", "renormalise")
+_BURST = 5.0  # spread of the quieter bins above which a bin is taken for noise
 _EXPLAINED = 0.3  # largest remaining share of the distance between statistics after channels were moved
 _LINE_HZ, _BINS_PER_SECOND = 60.0, 50.0  # 60 Hz appears at 10 Hz in bins of 20 ms
 
@@ -163,8 +164,12 @@ class CorruptedStore(Store):
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         bins = self._corrupted(info)
+        missing, lost = ~bins.any(axis=1), np.zeros(len(bins), bool)
+        if "gate" in self._defences:
+            lost[~missing] = find_bursts(bins[~missing])
         if "interpolate" in self._defences:
-            bins = interpolate_lost(bins)
+            lost |= missing
+        bins = interpolate(bins, lost)
         if "remap" in self._defences:
             bins = bins[:, self._remapping(info.session)]
         bins = bins.astype(np.float32)
@@ -222,9 +227,19 @@ class CorruptedStore(Store):
         return self._orders[session]
 
 
-def interpolate_lost(bins: np.ndarray) -> np.ndarray:
-    """Replace bins in which all channels are zero by linear interpolation between their neighbours."""
-    lost = ~bins.any(axis=1)
+def find_bursts(bins: np.ndarray) -> np.ndarray:
+    """Bins with much more activity over all channels than is usual in the trial. (T,) bool"""
+    if not len(bins):
+        return np.zeros(0, bool)
+    low, high = np.quantile(bins, (0.2, 0.5), axis=0)
+    scale = np.maximum(high - low, 0.1 * bins.std(axis=0) + 1e-3)
+    activity = ((bins - low) / scale).mean(axis=1)
+    quiet, usual = np.quantile(activity, (0.1, 0.35))
+    return activity > usual + _BURST * (usual - quiet) + 1.0
+
+
+def interpolate(bins: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Replace the marked bins by linear interpolation between their neighbours; (T, C), (T,) bool."""
     if not lost.any() or lost.all():
         return bins
     known, at = np.flatnonzero(~lost), np.flatnonzero(lost)

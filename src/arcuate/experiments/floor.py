@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.alphabet import boundary_index
 from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
@@ -26,6 +27,7 @@ from arcuate.experiments.train import train
 from arcuate.files import fields_to_dict, write_json
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, find_checkpoint, open_run
@@ -153,9 +155,7 @@ def measure_floor(
         len(trials),
         total(r.score for r in results if r.score is not None).rate,
         measured,
-        None
-        if lm is None
-        else _language_model_wer(trials, model.config.settings.front_end.patch.count_frames, lm, lexicon),
+        None if lm is None else _language_model_wer(trials, model.config, lm, lexicon),
         shortcuts,
     )
     file = opened.measurement_file("floor", split)
@@ -164,9 +164,11 @@ def measure_floor(
     return floor
 
 
-def _language_model_wer(trials: list[TrialInfo], count_frames: Any, lm: str, lexicon: str) -> float | None:
+def _language_model_wer(trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> float | None:
     """WER of the word search over uniform frame scores."""
-    search = build_word_search(open_lexicon(lexicon, CLASSES), open_model(lm), boundary=SILENCE)
+    _, classes = reorder_classes(np.zeros((1, len(config.classes)), np.float32), config.classes, "the model")
+    search = build_word_search(open_lexicon(lexicon, classes), open_model(lm), boundary=boundary_index(classes))
+    count_frames = config.settings.front_end.patch.count_frames
     texts: dict[int, str] = {}
     counts = []
     for trial in trials:
@@ -174,7 +176,7 @@ def _language_model_wer(trials: list[TrialInfo], count_frames: Any, lm: str, lex
             continue
         n = int(count_frames(trial.n_bins))
         if n not in texts:
-            found = search.search(np.full((n, len(CLASSES)), -np.log(len(CLASSES)), np.float32))
+            found = search.search(np.full((n, len(classes)), -np.log(len(classes)), np.float32))
             texts[n] = (found[0].text or "") if found else ""
         counts.append(score_text(trial.text, texts[n]).words)
     return total(counts).rate

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import optuna
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
@@ -49,8 +49,10 @@ class StudyStorage(Protocol):
         """Fail the running trials whose worker is dead; to be called with the lock held."""
 
 
-def open_storage(url: str | None, out: Path, study_name: str, heartbeat_s: int = 30) -> StudyStorage:
-    """Open the storage of a study; None is the journal in the sweep folder."""
+def open_storage(
+    url: str | None, out: Path, study_name: str, heartbeat_s: int = 30, create: bool = True
+) -> StudyStorage:
+    """Open the storage of a study; None is the journal in the sweep folder. Without `create` nothing is written."""
     if url is None:
         journal = Journal(out / "study.journal", out / "locks" / "journal")
         return _FolderStorage(JournalStorage(journal), out / "locks")
@@ -59,7 +61,7 @@ def open_storage(url: str | None, out: Path, study_name: str, heartbeat_s: int =
         return _FolderStorage(_connect_proxy(url), out / "locks")
     if kind not in ("postgresql", "postgres", "sqlite"):
         raise UserError(f"--storage {without_password(url)!r:.60}: expected {_FORMS}")
-    return _connect_database(url, study_name, heartbeat_s)
+    return _connect_database(url, study_name, heartbeat_s, create)
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def _connect_proxy(url: str) -> Any:
     return proxy
 
 
-def _connect_database(url: str, study_name: str, heartbeat_s: int) -> "_DatabaseStorage":
+def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool) -> "_DatabaseStorage":
     from sqlalchemy import exc, make_url
 
     shown = without_password(url)
@@ -100,12 +102,15 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int) -> "_Database
             options: dict[str, Any] = {"pool_pre_ping": True}
         else:
             options = {"connect_args": {"timeout": 60}}  # a writer waits for the others
+            if not create and not Path(parsed.database or "").is_file():
+                raise UserError(f"--storage {shown}: no such file")
         with _experimental():
             storage = RDBStorage(
                 parsed.render_as_string(hide_password=False),
                 engine_kwargs=options,
                 heartbeat_interval=heartbeat_s,
                 grace_period=_N_MISSED * heartbeat_s,
+                skip_table_creation=not create,
             )
     except ImportError:
         raise UserError(
@@ -113,13 +118,17 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int) -> "_Database
         ) from None
     except (exc.ArgumentError, ValueError):
         raise UserError(f"--storage {shown}: expected {_FORMS}") from None
-    except exc.SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()
-        raise UserError(
-            f"--storage {shown} cannot be opened: {reason[-1] if reason else type(error).__name__}"
-        ) from None
+    except (exc.SQLAlchemyError, OptunaError) as error:
+        raise UserError(f"--storage {shown} cannot be opened: {_reason(error)}") from None
     file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     return _DatabaseStorage(storage, study_name, heartbeat_s, file)
+
+
+def _reason(error: Exception) -> str:
+    """What the database itself reported, on one line; the statement and its parameters are left out."""
+    cause = error.__cause__ or error.__context__ if isinstance(error, OptunaError) else error
+    lines = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -185,9 +194,8 @@ class _DatabaseStorage:
             while not ended.wait(self.heartbeat_s):
                 try:
                     self.storage.record_heartbeat(trial_id)
-                except SQLAlchemyError as error:
-                    reason = str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0]
-                    logger.warning(f"trial {number}: no heartbeat could be sent ({reason}); trying again")
+                except (SQLAlchemyError, OptunaError) as error:
+                    logger.warning(f"trial {number}: no heartbeat could be sent ({_reason(error)}); trying again")
 
         thread = threading.Thread(target=send, name=f"heartbeat of trial {number}", daemon=True)
         thread.start()

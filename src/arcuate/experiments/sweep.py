@@ -182,7 +182,7 @@ def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) ->
         raise UserError(f"{out} has no study.journal; name a sweep folder, or add --storage URL if a database keeps it")
     if url is None:
         (out / "locks").mkdir(parents=True, exist_ok=True)
-    return open_storage(url, out, _study_name(url, out), heartbeat_s)
+    return open_storage(url, out, _study_name(url, out), heartbeat_s, create)
 
 
 def _study_name(storage: str | None, out: Path) -> str:
@@ -327,6 +327,8 @@ def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():
         storage = read_json(out / "sweep.json").get("storage")
+        if not isinstance(storage, str | None):
+            raise UserError(f"{out / 'sweep.json'} is damaged: `storage` must be text")
     shared = _open_storage(storage, out, 30, create=False)
     try:
         study = optuna.load_study(study_name=_study_name(storage, out), storage=shared.storage)

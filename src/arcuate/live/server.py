@@ -229,6 +229,7 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "words": decoder.decodes_words,
         "n_words": len(engine.search.words) if engine.search else 0,
         "phrase": settings.start.phrase is not None,
+        "simulated": isinstance(source, Replay) and source.trials.store.simulated,
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,
     }
 

@@ -422,9 +422,10 @@ def _count(value: Any) -> int | None:
 
 
 def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], output: _OutputMonitor) -> TrainingLog:
-    sentences = [_describe_incident(row) for row in incidents[:_MAX_INCIDENTS]]
-    if len(incidents) > _MAX_INCIDENTS:
-        sentences.append(f"and {len(incidents) - _MAX_INCIDENTS:,} more incidents")
+    shown = [row for row in incidents if row.get("kind") != "search"]  # trials belong to the rewind before them
+    sentences = [_describe_incident(row) for row in shown[:_MAX_INCIDENTS]]
+    if len(shown) > _MAX_INCIDENTS:
+        sentences.append(f"and {len(shown) - _MAX_INCIDENTS:,} more incidents")
     non_finite = [row for row in incidents if row.get("kind") == "non_finite"]
     given_up = [row["step"] for row in non_finite if row.get("action") != "skip"]
     return replace(
@@ -438,7 +439,7 @@ def _with_incidents(log: TrainingLog, incidents: Sequence[dict[str, Any]], outpu
         n_trials_seen=output.n_trials or None,
         lr_scale=_last_scale(incidents),
         guard_eps=_last_eps(incidents),
-        n_rewinds=sum(row.get("action") == "rewind" for row in incidents),
+        n_rewinds=sum(row.get("action") == "rewind" for row in shown),
     )
 
 

@@ -25,6 +25,7 @@ from arcuate.insight.render import render
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
 from arcuate.insight.report.errors import confusions_section, decodings_section, sentences_section, sessions_section
+from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_figures
 from arcuate.progress import counted
@@ -77,7 +78,7 @@ def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     calibration, results = read_calibration(data.run), data.results
     words = sentences_section(data) if data.words is not None else None
-    confidence = confidence_section(data)
+    confidence, robustness = confidence_section(data), robustness_section(data)
     tiles = _rate_tile(data), _word_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
@@ -92,7 +93,7 @@ def report_page(data: RunData) -> str:
         n_phonemes=_n_phonemes(data),
         unit=data.unit,
         boundary="silence" if data.unit == "phoneme" else "word boundaries",
-        sections=list(_sections(data, calibration is not None, data.words is not None, confidence is not None)),
+        sections=list(_sections(data, calibration is not None, data.words is not None, confidence, robustness)),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
         incidents=_incidents(data),
@@ -106,12 +107,15 @@ def report_page(data: RunData) -> str:
         decodings=decodings_section(data),
         words=words,
         confidence=confidence,
+        robustness=robustness,
         recipe=recipe_section(data),
         environment=environment_section(data),
     )
 
 
-def _sections(data: RunData, calibrated: bool, decoded: bool, confident: bool) -> Iterator[tuple[str, str]]:
+def _sections(
+    data: RunData, calibrated: bool, decoded: bool, confidence: object, robustness: object
+) -> Iterator[tuple[str, str]]:
     """Anchors and titles of the sections."""
     if calibrated:
         yield "calibration", "Calibration"
@@ -125,8 +129,10 @@ def _sections(data: RunData, calibrated: bool, decoded: bool, confident: bool) -
         yield "decodings", "Example decodings"
     if decoded:
         yield "sentences", "Decoded sentences"
-    if confident:
+    if confidence:
         yield "confidence", "Confidence"
+    if robustness:
+        yield "robustness", "Robustness"
     yield "recipe", "Recipe"
     yield "environment", "Data and machine"
 

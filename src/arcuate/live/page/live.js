@@ -400,6 +400,7 @@ async function start() {
   }
   buildPanels();
   byId("trial-name").textContent = info.session;
+  byId("simulated").hidden = !info.simulated;
   if (info.replay) {
     const sessions = [...new Set(info.replay.map((t) => t.session))];
     byId("session").replaceChildren(...sessions.map((s) => make("option", "", s)));

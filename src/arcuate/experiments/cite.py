@@ -1,0 +1,88 @@
+"""What to cite for a run: the software, the data set, and the papers of the methods that its recipe uses."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arcuate import __version__
+from arcuate.experiments.recipe import Recipe, run_recipe
+from arcuate.run import Run, RunLike, open_run
+
+_SOFTWARE = f"Arcuate, version {__version__}: intracortical recordings of attempted speech to text."
+_DATA = {
+    "b2t25": (
+        "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."
+        " N Engl J Med 391:609–618 (2024). Data: doi:10.5061/dryad.dncjsxm85"
+    ),
+    "b2t24": (
+        "Willett FR, Kunz EM, Fan C, et al. A high-performance speech neuroprosthesis. Nature 620:1031–1036 (2023)."
+        " Data: doi:10.5061/dryad.x69p8czpq"
+    ),
+    "falcon-h2": (
+        "Karpowicz BM, Ye J, Fan C, et al. Few-shot Algorithms for Consistent Neural Decoding (FALCON) Benchmark."
+        " NeurIPS Datasets and Benchmarks (2024). Data: doi:10.48324/dandi.000950"
+    ),
+    "corp": (
+        "Fan C, Hahn N, Kamdar F, et al. Plug-and-play stability for intracortical brain-computer interfaces:"
+        " a one-year demonstration of seamless brain-to-text communication. NeurIPS (2023)."
+        " Data: doi:10.5061/dryad.hqbzkh1p6"
+    ),
+}
+_METHODS = {
+    "ctc": "Graves A, Fernández S, Gomez F, Schmidhuber J. Connectionist temporal classification. ICML (2006).",
+    "rnnt": "Graves A. Sequence transduction with recurrent neural networks. arXiv:1211.3711 (2012).",
+    "gru": "Cho K, van Merriënboer B, Gulcehre C, et al. Learning phrase representations using RNN encoder–decoder."
+    " EMNLP (2014).",
+    "ssm": "Dao T, Gu A. Transformers are SSMs: generalized models and efficient algorithms through structured"
+    " state space duality. ICML (2024).",
+    "transformer": "Vaswani A, Shazeer N, Parmar N, et al. Attention is all you need. NeurIPS (2017).",
+    "intermediate": "Lee J, Watanabe S. Intermediate loss regularization for CTC-based speech recognition."
+    " ICASSP (2021).",
+    "masks": "Park DS, Chan W, Zhang Y, et al. SpecAugment. Interspeech (2019).",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Citation:
+    """One reference and why it applies."""
+
+    reason: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Citations:
+    """References of a run."""
+
+    run: str
+    references: tuple[Citation, ...]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "references": [vars(reference) for reference in self.references], "note": self.note}
+
+
+def cite(run: RunLike) -> Citations:
+    """References to cite when results of a run are published."""
+    opened = open_run(Path(run))
+    data = opened.data()
+    references = [Citation("software", _SOFTWARE)]
+    layout, simulated = data.get("layout"), bool(data.get("simulated"))
+    note = ""
+    if simulated:
+        note = "the run was trained on simulated data, so no data set has to be cited"
+    elif layout in _DATA:
+        references.append(Citation("data", _DATA[str(layout)]))
+    else:
+        note = f"no reference is known for data of layout {layout}; cite the data set that you prepared"
+    return Citations(opened.name, (*references, *_method_references(opened)), note)
+
+
+def _method_references(run: Run) -> list[Citation]:
+    recipe: Recipe = run_recipe(run)
+    used = ["ctc"] if recipe.loss.ctc.weight > 0 else []
+    used += ["rnnt"] if recipe.transducer.enabled and recipe.loss.rnnt.weight > 0 else []
+    used += [recipe.encoder.kind] if recipe.encoder.kind in _METHODS else []
+    used += ["intermediate"] if recipe.loss.intermediate.active_layers else []
+    used += ["masks"] if recipe.augment.time_masks.n_masks or recipe.augment.feature_masks.n_masks else []
+    return [Citation(name, _METHODS[name]) for name in used]

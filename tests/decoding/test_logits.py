@@ -1,0 +1,128 @@
+"""Frame scores of other programs: .npz, .npy with JSON, .mat and pickles."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from arcuate.data.alphabet import CHARACTERS, CLASSES, encode, token_names
+from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.logits import read_logits
+from arcuate.errors import UserError
+
+LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
+WORDS = ["HH AY SIL", "Y EH S SIL"]
+
+
+def frames_of(names: str, order: tuple[str, ...] = CLASSES) -> np.ndarray:
+    """Logits whose greedy output is the given tokens."""
+    tokens = encode(names.split(), order)
+    logits = np.random.default_rng(0).normal(size=(2 * len(tokens), len(order)))
+    for i, token in enumerate(tokens):
+        logits[2 * i, token] += 20
+        logits[2 * i + 1, 0] += 20
+    return logits
+
+
+def decoded(path: Path) -> list[str]:
+    scores = read_logits(path).scores
+    assert all(np.allclose(np.exp(frames).sum(axis=1), 1, atol=1e-5) for frames in scores.trials)
+    return [" ".join(token_names(greedy(frames), scores.classes)) for frames in scores.trials]
+
+
+@pytest.fixture
+def logits() -> list[np.ndarray]:
+    return [frames_of(names) for names in WORDS]
+
+
+def padded(parts: list[np.ndarray]) -> np.ndarray:
+    out = np.zeros((len(parts), max(map(len, parts)), parts[0].shape[1]))
+    for row, part in zip(out, parts, strict=True):
+        row[: len(part)] = part
+    return out
+
+
+def test_npz_with_logits(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    lengths = np.array([len(part) for part in logits])
+    np.savez(tmp_path / "joined.npz", logits=np.concatenate(logits), lengths=lengths, texts=np.array(["hi", "yes"]))
+    np.savez(tmp_path / "padded.npz", logits=padded(logits), lengths=lengths, trials=np.array(["a", "b"]))
+    assert decoded(tmp_path / "joined.npz") == decoded(tmp_path / "padded.npz") == WORDS
+    assert read_logits(tmp_path / "joined.npz").texts == ("hi", "yes")
+    assert read_logits(tmp_path / "padded.npz").scores.ids == ("a", "b")
+
+
+def test_npz_of_evaluate(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    log_probs = tuple((x - np.log(np.exp(x).sum(1, keepdims=True))).astype(np.float32) for x in logits)
+    write_log_probs(tmp_path / "scores.npz", FrameLogProbs(CLASSES, log_probs, ("a", "b"), "scores"))
+    assert decoded(tmp_path / "scores.npz") == WORDS
+
+
+def test_npy_with_json(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    np.save(tmp_path / "x.npy", np.concatenate(logits).astype(np.float32))
+    with pytest.raises(UserError, match=r"x\.json"):
+        read_logits(tmp_path / "x.npy")
+    about = {"lengths": [len(part) for part in logits], "classes": list(CLASSES), "texts": ["hi", None]}
+    (tmp_path / "x.json").write_text(json.dumps(about), "utf-8")
+    assert decoded(tmp_path / "x.npy") == WORDS and read_logits(tmp_path / "x.npy").texts == ("hi", None)
+
+
+def test_mat(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    cells = np.empty((1, 2), object)
+    cells[0, 0], cells[0, 1] = logits
+    savemat(tmp_path / "x.mat", {"logits": cells, "texts": np.array(["hi", "yes"], object)})
+    assert decoded(tmp_path / "x.mat") == WORDS and read_logits(tmp_path / "x.mat").texts == ("hi", "yes")
+
+
+@pytest.mark.parametrize("order", [CLASSES, LM_ORDER])
+def test_the_copy_task_pickle_reveals_its_order(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """Silence is second in the order of the language model; what was decoded online tells which order it is."""
+    content = {
+        "cue_sentence": ["hi", "yes"],
+        "decoded_phonemes_raw": [names.split() for names in WORDS],
+        "rnn_logits": [frames_of(names, order)[None] for names in WORDS],
+    }
+    (tmp_path / "t15.pkl").write_bytes(pickle.dumps(content))
+    found = read_logits(tmp_path / "t15.pkl")
+    assert decoded(tmp_path / "t15.pkl") == WORDS and found.texts == ("hi", "yes")
+
+
+def test_characters_have_a_known_order(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", logits=frames_of("h i > y o u", CHARACTERS))
+    assert decoded(tmp_path / "x.npz") == ["h i > y o u"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"logits": [np.zeros((3, 7))]}, "does not name its 7 classes"),
+        ({"other": [1]}, "no entry with logits"),
+        ({"logits": []}, "0 trials"),
+        ({"logits": [np.full((3, 41), np.nan)]}, "NaN"),
+        ({"logits": [np.zeros((3, 41)), np.zeros((3, 40))]}, "different numbers"),
+        ({"logits": [np.zeros(3)]}, "expected"),
+        ({"logits": [np.zeros((3, 41))], "texts": ["a", "b"]}, "texts must be a list of 1"),
+        (17, "expected a dict"),
+    ],
+)
+def test_wrong_pickles_are_explained(tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match=message):
+        read_logits(tmp_path / "x.pkl")
+
+
+def test_pickles_cannot_run_code(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            import os
+
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": [Evil()]}))
+    with pytest.raises(UserError):
+        read_logits(tmp_path / "x.pkl")
+    assert not (tmp_path / "ran").exists()
