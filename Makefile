@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live pictures test thorough lint types docs notebooks clean
+.PHONY: demo live pictures test thorough lint types audit docs notebooks clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -28,6 +28,10 @@ lint: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(BIN)/mypy
+
+# licences and known vulnerabilities of the dependencies; skipped with the reason where no database can be reached
+audit: .venv/.installed-dev
+	$(BIN)/python .ci/audit.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "arcuate needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -3,6 +3,7 @@
 python benchmarks/live.py full --scores ../shared/real/words/t15/dev.npz     # b2t25-gru, 5 x 768, 600 s in real time
 python benchmarks/live.py run --run runs/demo                                 # a trained run, in real time
 python benchmarks/live.py streams --run runs/demo                             # eight streams at once in real time
+python benchmarks/live.py flat --scores ../shared/real/words/t15/dev.npz     # the search of frames that tell it nothing
 python benchmarks/live.py socket --run runs/demo                              # latency that the WebSocket adds
 python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as possible
 
@@ -18,6 +19,7 @@ import gc
 import itertools
 import json
 import os
+import socket as stdlib_socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,8 +35,12 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.layout import candidate_bound
 from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
+from arcuate.language.lexicon import open_lexicon
+from arcuate.language.ngram.io import open_model
 from arcuate.live.bench import FrameTimings, Sentence, push_bin, replay_sentences, time_stream, wait_until
 from arcuate.live.decoder import warm_up
 from arcuate.live.engine import load_search, make_engine
@@ -149,6 +155,34 @@ def streams(args: argparse.Namespace) -> dict[str, Any]:
     return {"streams": args.streams, **found.summary(80.0)}
 
 
+def flat(args: argparse.Namespace) -> dict[str, Any]:
+    """CPU time per frame of the word search with partial text and alternatives: flat, noisy and real frames."""
+    settings = DecodingConfig(beam=200, max_candidates=candidate_bound(200))
+    search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), settings)
+    search.warm_up()
+    rng = np.random.default_rng(0)
+    n, kinds = 750, {}
+    for name, scale in (("flat", 0.0), ("noise_0.1", 0.1), ("noise_1", 1.0)):
+        logits = rng.normal(scale=scale, size=(n, len(CLASSES)))
+        kinds[name] = [(logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)]
+    kinds["real"] = list(read_log_probs(args.scores).trials[:40])
+    result: dict[str, Any] = {}
+    for name, trials in kinds.items():
+        seconds, counts, narrowed = [], [], 0
+        for trial in trials:
+            state = search.start()
+            for frame in trial:
+                clock = time.thread_time()
+                state = search.step(state, frame[None])
+                search.partial(state), search.n_settled(state), search.finish(state, 5)
+                seconds.append(time.thread_time() - clock)
+                counts.append(int(search.workspace.candidates.counts[0]))
+            narrowed += state.n_narrowed
+        ms = {f"p{q}": round(1000 * float(np.percentile(seconds, q)), 2) for q in (50, 99, 100)}
+        result[name] = {"frames": len(seconds), "cpu_ms": ms, "candidates_max": max(counts), "narrowed": narrowed}
+    return result
+
+
 def memory(args: argparse.Namespace) -> dict[str, Any]:
     """Megabytes in use after each tenth of the recording."""
     import psutil
@@ -171,19 +205,22 @@ def socket(args: argparse.Namespace) -> dict[str, Any]:
 
     from arcuate.live.clients import Access
     from arcuate.live.config import Endpoints, LiveSettings
-    from arcuate.live.server import LiveServer, make_app
+    from arcuate.live.server import LiveServer, make_config
     from arcuate.live.sources.replay import Replay
 
     decoder, prepared = open_both(args.run)
     settings = LiveSettings(endpoints=Endpoints(enabled=False))
-    live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: Replay(prepared, session.put))
+    live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: None)  # accepts bins
+    replay = Replay(prepared, live.session.put)
     if args.first:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
-    server = uvicorn.Server(uvicorn.Config(make_app(live), port=args.port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
+    listener = stdlib_socket.create_server(("127.0.0.1", args.port))
+    server = uvicorn.Server(make_config(live))
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     while not server.started:
         time.sleep(0.05)
+    replay.start()
 
     async def measure(path: str, message: str | bytes) -> list[float]:
         found, until = [], time.perf_counter() + args.seconds / 2
@@ -198,6 +235,7 @@ def socket(args: argparse.Namespace) -> dict[str, Any]:
         return found
 
     ways = {"frames": asyncio.run(measure("/frames", b"no")), "events": asyncio.run(measure("/events", "no"))}
+    replay.stop()
     server.should_exit = True
     thread.join()
     return {
@@ -208,7 +246,7 @@ def socket(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["full", "run", "streams", "socket", "memory"])
+    parser.add_argument("what", choices=["full", "run", "streams", "flat", "socket", "memory"])
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--scores", type=Path, default=Path("../shared/real/words/t15/dev.npz"))
     parser.add_argument("--seconds", type=float, help="of recording")

@@ -172,6 +172,20 @@ def test_a_port_in_use_is_reported_before_loading(parts: dict[str, Path]) -> Non
     assert done.returncode == 2 and "choose another --port" in done.stderr
 
 
+def test_port_0_takes_a_free_port_and_prints_it(parts: dict[str, Path]) -> None:
+    pytest.importorskip("uvicorn", reason="the extra live is not installed")
+    from arcuate.live.serve import prepare_server
+
+    words = {"lm": str(parts["lm"]), "lexicon": str(parts["lexicon"])}
+    server = prepare_server(parts["model"], source="socket", port=0, token="to-view-it", **words)
+    with server.listener:
+        assert server.port > 0 and server.url == f"http://localhost:{server.port}/?token=to-view-it"
+        assert server.send_url.startswith(f"ws://localhost:{server.port}/frames?token=")
+        assert server.live.access.send_token in server.send_url
+        with pytest.raises(UserError, match="choose another --port"):  # taken from now on
+            prepare_server(parts["model"], source="socket", port=server.port, **words)
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys; sys.argv = ['arcuate', 'live', '--help']\nfrom arcuate.cli import main\ntry: main()\n"
     code += "except SystemExit: print('torch' in sys.modules, 'fastapi' in sys.modules)"

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from arcuate.adaptation.config import Adaptation
 from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
+from support.live_sources import wait_for
 
 ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -60,13 +62,14 @@ def page(browser, served: Served) -> Iterator:
     assert not errors and not outside
 
 
+COLOURS = """(() => { const c = document.querySelector('.raster canvas'); if (!c || !c.width) return 0;
+    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; const s = new Set();
+    for (let i = 0; i < d.length; i += 4) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]); return s.size; })()"""
+
+
 def raster(page) -> int:
     """Number of colours in the first raster."""
-    return page.evaluate(
-        """() => { const c = document.querySelector('.raster canvas');
-        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; const s = new Set();
-        for (let i = 0; i < d.length; i += 4) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]); return s.size; }"""
-    )
+    return page.evaluate(COLOURS)
 
 
 def picture(page) -> str:
@@ -77,8 +80,102 @@ def test_words_appear_and_become_final(page) -> None:
     page.wait_for_selector("#words[data-kind=partial] .word")
     errors = ", ".join(f"#history .{op}" for op in ("substitution", "deletion", "insertion"))
     page.wait_for_selector(errors, state="attached")  # the model is untrained
-    assert page.inner_text("#announce") and page.inner_text("#reference").startswith("reference")
+    page.wait_for_function(  # with the errors, after the sentence
+        "() => document.getElementById('announce').textContent"
+        " && document.getElementById('reference').innerText.startsWith('reference')"
+    )
     page.wait_for_selector("#history li")
+
+
+def test_the_reference_is_shown_before_the_end_only_on_demand(page) -> None:
+    assert page.get_attribute("#toggle-reference", "aria-pressed") == "false"
+    texts = [t["text"] for t in page.evaluate("fetch('info').then((r) => r.json())")["replay"]]
+    options = page.locator("#trial option").all_inner_texts()
+    assert not any(text in option for text in texts if text for option in options)
+    page.wait_for_selector("#words[data-kind=partial] .word")
+    page.wait_for_function(
+        "() => document.querySelector('#words[data-kind=partial]') ? !document.querySelector('#reference b') : false"
+    )
+    page.keyboard.press("s")
+    page.wait_for_selector("#toggle-reference[aria-pressed=true]")
+    page.wait_for_function(
+        "() => document.querySelector('#words[data-kind=partial]') && document.querySelector('#reference b')"
+    )
+    assert any(text in option for text in texts if text for option in page.locator("#trial option").all_inner_texts())
+    page.click("#toggle-reference")
+    page.wait_for_selector("#toggle-reference[aria-pressed=false]")
+
+
+def test_the_word_error_rate_is_over_all_sentences(page, served: Served) -> None:
+    page.wait_for_selector("#error-rate:not([hidden])")
+    rate, title = page.evaluate(
+        "[document.getElementById('wer').textContent, document.getElementById('error-rate').title]"
+    )
+    errors, words, sentences = (int(n) for n in re.findall(r"[0-9]+", title))
+    assert rate == f"{100 * errors / words:.1f} %" and 0 < sentences <= served.live.session.n_sentences
+
+
+def test_earlier_sentences_can_be_scrolled_back_to(page, served: Served) -> None:
+    for k in range(60):
+        final = {"type": "final", "number": k, "words": ["sentence", str(k)], "text": f"sentence {k}", "trial": None}
+        served.live.broadcaster.publish(
+            {**final, "alternatives": [], "reference": None, "alignment": None, "cut": False}
+        )
+    page.wait_for_function("() => document.querySelectorAll('#history li').length > 50")
+    found = page.evaluate(
+        "(() => { const h = document.getElementById('history');"
+        " return [h.scrollHeight, h.clientHeight, h.scrollTop]; })()"
+    )
+    assert found[0] > found[1] and found[2] > 0  # the newest are in view
+    page.evaluate("document.getElementById('history').scrollTop = 0")
+    count = page.locator("#history li").count()
+    page.wait_for_function(f"() => document.querySelectorAll('#history li').length > {count}")
+    assert page.evaluate("document.getElementById('history').scrollTop") == 0  # reading is not interrupted
+
+
+def test_finished_sentences_are_spoken_on_demand(page) -> None:
+    page.evaluate(
+        "() => { window.spoken = []; window.speechSynthesis.speak = (u) => window.spoken.push(u.text);"
+        " window.speechSynthesis.cancel = () => window.spoken.push(null); }"
+    )
+    page.wait_for_selector("#words[data-kind=final]")
+    assert page.evaluate("window.spoken") == []
+    page.keyboard.press("v")
+    page.wait_for_function("() => window.spoken.length > 0")
+    assert page.evaluate("window.spoken[0]").strip()
+    page.click("#toggle-voice")
+    page.wait_for_function("() => window.spoken.at(-1) === null")
+
+
+def test_a_page_opened_later_shows_the_last_seconds(browser, served: Served) -> None:
+    """Its pictures are not empty, even if no bin arrives after it was opened."""
+    wait_for(lambda: served.live.session._raster.n_bins > 100)
+    served.live.handle_command({"type": "pause", "paused": True})
+    try:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#state[data-state=paused]")
+        page.wait_for_function(f"() => {COLOURS} > 10")
+        page.close()
+    finally:
+        served.live.handle_command({"type": "pause", "paused": False})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_page_says_that_decoding_has_failed(browser) -> None:
+    with serving(decoder()) as served:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#state:not([data-state=connecting])")
+        assert not page.is_visible("#failure")
+        served.live.session.fail("the rig <b>stopped</b>")
+        page.wait_for_selector("#state[data-state=stopped]")
+        assert page.inner_text("#failure") == "the rig <b>stopped</b>"
+        page.reload()  # a page opened later says so too
+        page.wait_for_selector("#failure:text-is('the rig <b>stopped</b>')")
+        page.close()
 
 
 def test_the_raster_moves(page) -> None:

@@ -171,6 +171,100 @@ def test_a_missing_redis_server_is_reported(redis_url: str) -> None:
         connect("redis://127.0.0.1:1")
 
 
+def test_a_redis_key_of_another_type_is_reported(redis_url: str, client) -> None:
+    from arcuate.live.sources.streams import RedisBins
+
+    client.set("neural_bins", "not a stream")
+    with pytest.raises(UserError, match="'neural_bins' cannot be read as a stream"):
+        RedisBins(redis_url, 6, print, print)
+
+
+def test_a_redis_key_that_changes_its_type_is_a_fault(redis_url: str, client, runner: SessionRunner) -> None:
+    """Reading continues when the key is a stream again."""
+    from arcuate.live.sources.streams import RedisBins
+
+    source = RedisBins(redis_url, 6, runner.session.put, runner.session.publish)
+    client.set("neural_bins", "not a stream")
+    source.start()
+    wait_for(lambda: runner.events_of("fault"))
+    client.delete("neural_bins")
+    client.xadd("neural_bins", {"bins": bins(80).tobytes()})
+    client.xadd("neural_bins", {"end": 1})
+    final = wait_for(lambda: runner.events_of("final"))[0]
+    source.stop()
+    assert final["n_bins"] == 80 and "Redis" in runner.events_of("fault")[0]["message"]
+
+
+def test_an_answer_that_redis_refuses_does_not_block_later_ones(redis_url: str, client, runner: SessionRunner) -> None:
+    from arcuate.live.sources.streams import RedisLogits
+
+    client.set("remote_lm_done_resetting", "not a stream")
+    source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
+    source.start()
+    client.xadd("remote_lm_reset", {"done": 0})
+    client.xadd("remote_lm_finalize", {"done": 0})
+    wait_for(lambda: client.xlen("remote_lm_done_finalizing"))
+    source.stop()
+    assert "Redis refused an answer to remote_lm_done_resetting" in runner.events_of("fault")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@127.0.0.1:1",
+        "redis://user:hunter2@127.0.0.1:1/0",
+        "redis://127.0.0.1:1?password=hunter2",
+        "redis://:hun/hunter2@127.0.0.1",
+        "redis://:x@hunter2@127.0.0.1:1",
+        "http://:hunter2@127.0.0.1",
+        "redis://:hunter2@[::1",
+    ],
+)
+def test_the_redis_password_is_never_printed(redis_url: str, url: str) -> None:
+    from arcuate.live.sources.streams import connect
+
+    with pytest.raises(UserError) as found:
+        connect(url)
+    assert "hun" not in str(found.value) and "redis" in str(found.value).lower()
+
+
+def test_a_burst_of_rows_is_decoded_in_pieces(redis_url: str, client, runner: SessionRunner) -> None:
+    """One item of 100,000 rows would keep the decoding thread, and the signals of the process, waiting for minutes."""
+    from arcuate.live.sources.streams import RedisBins
+
+    items: list = []
+    source = RedisBins(redis_url, 6, items.append, runner.session.publish)
+    source.start()
+    sent = bins(100_000)
+    client.xadd("neural_bins", {"bins": sent.tobytes(), "first": 7, "time_s": 5000.0})
+    client.xadd("neural_bins", {"end": 1})
+    wait_for(lambda: items and isinstance(items[-1], End))
+    source.stop()
+    chunks = items[:-1]
+    assert max(len(c.bins) for c in chunks) <= 50
+    np.testing.assert_array_equal(np.concatenate([c.bins for c in chunks]), sent)
+    assert chunks[0].first == 7 and chunks[-1].first + len(chunks[-1].bins) == 100_007
+    assert chunks[-1].time_s == 5000.0 and chunks[0].time_s == pytest.approx(5000.0 - 99_950 * 0.02)
+
+
+def test_a_source_stops_in_the_middle_of_a_burst(redis_url: str, client, runner: SessionRunner) -> None:
+    from arcuate.live.sources.streams import RedisBins
+
+    items: list = []
+
+    def put(item: object) -> None:
+        items.append(item)
+        source._stopped.set()
+
+    source = RedisBins(redis_url, 6, put, runner.session.publish)
+    source.start()
+    for _ in range(3):
+        client.xadd("neural_bins", {"bins": bins(10_000).tobytes()})
+    wait_for(lambda: items)
+    source.stop()
+    assert not source._thread.is_alive() and len(items) == 1
+
+
 # --- Lab Streaming Layer ------------------------------------------------------------------------------------
 
 
@@ -204,6 +298,31 @@ def test_a_missing_lsl_stream_and_wrong_channels_are_reported(lsl, monkeypatch: 
     with pytest.raises(UserError, match="has 4 channels, but the model expects 6"):
         source._open_inlet(name, 6)
     del outlet
+
+
+def test_an_lsl_stream_of_text_is_rejected(lsl) -> None:
+    """Its samples ended the reading thread without a message."""
+    from arcuate.live.sources.streams import LslBins
+
+    name = f"arcuate-text-{os.getpid()}"
+    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "markers", 6, 50, lsl.cf_string, name))
+    with pytest.raises(UserError, match="contains text, but bins are numbers"):
+        LslBins(name, 6, print)
+    del outlet
+
+
+def test_an_lsl_stream_of_integers_is_read(lsl) -> None:
+    from arcuate.live.sources.streams import LslBins
+
+    name, items = f"arcuate-counts-{os.getpid()}", []
+    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_int16, name))
+    source = LslBins(name, 6, items.append)
+    source.start()
+    assert outlet.wait_for_consumers(120)
+    outlet.push_sample([1, -2, 3, 4, 5, 32767])
+    wait_for(lambda: items)
+    source.stop()
+    np.testing.assert_array_equal(items[0].bins, [[1, -2, 3, 4, 5, 32767]])
 
 
 # --- replay -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from arcuate.live.clients import Access
 from arcuate.live.config import Endpoints, Limits, LiveSettings
 from arcuate.live.engine import make_engine
 from arcuate.live.recorder import Recorder
-from arcuate.live.server import LiveServer, make_app
+from arcuate.live.server import LiveServer, make_config
 from arcuate.live.sources.replay import Replay, select_trials
 from support.live_parts import small_model, small_search
 
@@ -51,14 +51,11 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
     access = options.pop("access", Access("127.0.0.1"))
     record = Recorder(options["record"], decoder.n_channels) if "record" in options else None
     live = LiveServer(decoder, settings, access, options.get("source", lambda _: None), record)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = uvicorn.Config(
-        make_app(live), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(make_config(live))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"

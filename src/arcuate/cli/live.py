@@ -38,7 +38,18 @@ def live(
         str, typer.Option(help="Address to listen on; non-loopback addresses require a token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="Access token for clients; default: none on loopback, random otherwise.")
+        str | None,
+        typer.Option(
+            envvar="ARCUATE_TOKEN",
+            help="Token to open the page; default: none on loopback, random otherwise.",
+        ),
+    ] = None,
+    send_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ARCUATE_SEND_TOKEN",
+            help="Token to send bins to --source socket; default: none on loopback without --token, random otherwise.",
+        ),
     ] = None,
     lm: LmFile = "default",
     lexicon: LexiconFile = "default",
@@ -65,14 +76,16 @@ def live(
         float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
     ] = None,
     closed: Annotated[
-        bool, typer.Option("--closed", help="Start closed: decode nothing until opened on the page.")
+        bool, typer.Option("--closed", help="Start without decoding, until it is started on the page.")
     ] = False,
     phrase: Annotated[
         str | None,
-        typer.Option(help="Start closed: show nothing until this sentence is decoded or the page opens the gate."),
+        typer.Option(help="Start without showing text, until this sentence is decoded or the page starts decoding."),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
-    redis: Annotated[str, typer.Option(help="URL of the Redis server.")] = "redis://127.0.0.1:6379",
+    redis: Annotated[
+        str, typer.Option(envvar="ARCUATE_REDIS", help="URL of the Redis server.")
+    ] = "redis://127.0.0.1:6379",
     adapt: Adapt = None,
     setting: AdaptSetting = None,
 ) -> None:
@@ -86,6 +99,7 @@ def live(
             host=host,
             port=port,
             token=token,
+            send_token=send_token,
             lm=None if no_words else lm,
             lexicon=lexicon,
             decoding=config,

@@ -69,6 +69,12 @@ class DecodingConfig(Settings):
     threshold: float = Field(
         12.0, gt=0.0, le=1e9, description="Largest score difference from the best beam entry, in nats."
     )
+    max_candidates: int | None = Field(
+        None,
+        ge=1_000,
+        le=100_000_000,
+        description="Maximum number of candidates per frame; a frame with more is searched with a smaller threshold.",
+    )
     acoustic_scale: float = Field(1.0, gt=0.0, le=100.0, description="Factor on the frame log-probabilities.")
     lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="Factor on the n-gram log-probability.")
     word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="Score added per word, in nats.")

@@ -7,6 +7,13 @@ from arcuate.data.alphabet import BOUNDARY_NAMES
 
 Normalisation = Literal["none", "block", "rolling"]
 
+_CANDIDATES_PER_ENTRY = 20  # real frames stay below 14, flat ones slightly exceed 20 (docs/live.md)
+
+
+def candidate_bound(beam: int) -> int:
+    """Default bound of a stream on the candidates of the word search per frame (`max_candidates`)."""
+    return max(1_000, _CANDIDATES_PER_ENTRY * beam)
+
 
 @dataclass(frozen=True)
 class ModelDelay:

@@ -134,6 +134,12 @@ class SentenceStream:
         return self.layout.delay
 
     @property
+    def n_narrowed(self) -> int:
+        """Frames of the sentence in which the word search reached its bound on candidates and was narrowed."""
+        state = self._now.search
+        return int(getattr(getattr(state, "words", state), "n_narrowed", 0))
+
+    @property
     def n_frames(self) -> int:
         return self._now.n_frames
 

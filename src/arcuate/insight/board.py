@@ -432,7 +432,7 @@ def _selected(board: Board, names: Sequence[str]) -> list[Run]:
 
 def _has_token(access: Access, request: "Request") -> bool:
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return access.accepts_token(request.query_params.get("token"), request.cookies.get(TOKEN_COOKIE), bearer)
+    return access.accepts_viewer(request.query_params.get("token"), request.cookies.get(TOKEN_COOKIE), bearer)
 
 
 def _asset(name: str) -> str:

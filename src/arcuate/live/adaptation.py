@@ -39,7 +39,7 @@ from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.models.model import Model, single_session_model
-from arcuate.progress import Progress
+from arcuate.progress import Progress, logger
 from arcuate.run import Run
 
 MAX_QUEUED = 4  # sentences that may wait for their update; further ones are skipped
@@ -133,7 +133,7 @@ class StreamAdapter:
             self._n_queued += 1
             done = self._pool.submit(self._update, sentence, self._generation)
             self._pending.add(done)
-        done.add_done_callback(self._pending.discard)
+        done.add_done_callback(self._finish_update)
 
     def wait(self) -> None:
         """Block until all queued updates are done."""
@@ -169,6 +169,18 @@ class StreamAdapter:
         )
 
     # --- update thread ------------------------------------------------------------------------------------
+
+    def _finish_update(self, done: Future[None]) -> None:
+        """Turn adaptation off if an update failed in an unexpected way, and report why."""
+        self._pending.discard(done)
+        failure = None if done.cancelled() else done.exception()
+        if failure is None:
+            return
+        logger.error("an update of the session layer failed", exc_info=failure)
+        with self._lock:
+            self._n_queued, self._error = 0, f"the update failed unexpectedly ({type(failure).__name__})"
+        if self.on_update is not None:
+            self.on_update()
 
     def _update(self, sentence: DecodedSentence, generation: int) -> None:
         with self._lock:

@@ -6,8 +6,10 @@ A slow viewer misses images and never delays others.
 import asyncio
 import hmac
 import json
+import re
 import secrets
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +19,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
+from arcuate.live.images import ImageHistory
 
 TOKEN_COOKIE = "arcuate_token"
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-_MAX_FINALS = 50  # sent to a viewer on joining
+_MIN_TOKEN = 8
+_TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},200}}")
+_MAX_TEXT = 2000  # characters of a text sent by a client
+_MAX_FINALS = 200  # sent to a viewer on joining
 _Message = str | bytes
 
 
@@ -33,7 +39,8 @@ class Access:
     """
 
     host: str  # address the server is bound to
-    token: str | None = None
+    token: str | None = None  # to view and to control the page
+    send_token: str | None = None  # to send bins; a server with a token accepts none without this one
 
     def allows_host(self, header: str | None) -> bool:
         name = (_split_url(f"//{header or ''}").hostname or "").lower()
@@ -43,15 +50,34 @@ class Access:
         """Browsers send the origin of the page; other clients need not."""
         return origin is None or (bool(host) and _split_url(origin).netloc == host)
 
-    def accepts_token(self, *given: str | None) -> bool:
-        if self.token is None:
-            return True
-        return any(g is not None and hmac.compare_digest(g.encode(), self.token.encode()) for g in given)
+    def accepts_viewer(self, *given: str | None) -> bool:
+        return self.token is None or _contains_token(given, self.token)
+
+    def accepts_sender(self, *given: str | None) -> bool:
+        if self.send_token is None:
+            return self.token is None
+        return _contains_token(given, self.send_token)
 
 
-def make_access(host: str, token: str | None) -> Access:
-    """Require a token on any address but the loopback interface; generate one if none is given."""
-    return Access(host, token or (None if is_local(host) else secrets.token_urlsafe(16)))
+def _contains_token(given: tuple[str | None, ...], token: str) -> bool:
+    return any(g is not None and hmac.compare_digest(g.encode(), token.encode()) for g in given)
+
+
+def make_access(host: str, token: str | None, send_token: str | None = None) -> Access:
+    """Require tokens on any address but the loopback interface; generate those that are not given.
+
+    On the loopback interface a token is required if it is given; a viewer's token then requires one for senders too.
+    """
+    for option, given in (("--token", token), ("--send-token", send_token)):
+        if given is not None and not _TOKEN.fullmatch(given):
+            raise UserError(f"{option} must consist of {_MIN_TOKEN} or more letters, digits, '-', '_', '.' and '~'")
+    if token is not None and token == send_token:
+        raise UserError("--token and --send-token must differ, because viewers know the first")
+    if token is None and not is_local(host):
+        token = secrets.token_urlsafe(16)
+    if send_token is None and token is not None:
+        send_token = secrets.token_urlsafe(16)
+    return Access(host, token, send_token)
 
 
 def is_local(host: str) -> bool:
@@ -128,6 +154,7 @@ class Broadcaster:
         self.viewers: set[Viewer] = set()
         self._latest: dict[str, dict[str, Any]] = {}
         self._finals: deque[dict[str, Any]] = deque(maxlen=_MAX_FINALS)
+        self._images = ImageHistory()
 
     def publish(self, message: dict[str, Any] | bytes) -> None:
         """Send a message from any thread; never blocks."""
@@ -141,6 +168,8 @@ class Broadcaster:
             raise UserError(f"there are {self.max_viewers} viewers already; close another page first")
         viewer = Viewer(self.capacity)
         viewer.offer(self.snapshot())
+        for image in self._images.merged():
+            viewer.offer(image)
         self.viewers.add(viewer)
         return viewer
 
@@ -157,6 +186,8 @@ class Broadcaster:
     def _send_to_all(self, message: dict[str, Any] | bytes) -> None:
         if isinstance(message, dict):
             self._update_state(message)
+        else:
+            self._images.add(message)
         encoded = message if isinstance(message, bytes) else to_json_line(message)
         for viewer in self.viewers:
             if not viewer.offer(encoded) and isinstance(encoded, str):
@@ -183,3 +214,13 @@ def parse_command(text: str) -> dict[str, Any]:
     if not isinstance(command, dict) or not isinstance(command.get("type"), str):
         raise UserError("a command must be a JSON object with a type")
     return command
+
+
+def check_text(text: str, name: str) -> str:
+    """Check a text of a client: files and WebSockets hold no lone surrogates, and HDF5 holds no NUL."""
+    if len(text) > _MAX_TEXT:
+        raise UserError(f"{name} has {len(text)} characters; at most {_MAX_TEXT} are accepted")
+    invalid = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs")), None)
+    if invalid is not None:
+        raise UserError(f"{name} contains {invalid!a}, which is not a character of a text")
+    return text

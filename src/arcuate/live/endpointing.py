@@ -46,6 +46,8 @@ class Endpointer:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
+        self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # of sentences with a reference
+        self.n_narrowed = 0  # frames of all sentences in which the search was narrowed
         self._stride = decoder.layout.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
@@ -195,14 +197,28 @@ class Endpointer:
     def _finish(self, cut: bool = False) -> None:
         """End the sentence: emit its final text, or open the gate if it is the start phrase."""
         n_bins, phrase = self.decoder.n_bins, self.settings.start.phrase
+        n_narrowed, n_frames = self.decoder.n_narrowed, self.decoder.n_frames
         nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self.is_open and not cut)
         if self.is_open:
             self.n_sentences += 1
-            self.emit({**self._final_event(nbest, n_bins, None if cut else self.reference), "cut": cut})
+            if n_narrowed:
+                self.n_narrowed += n_narrowed
+                message = f"the model is unsure: the search was narrowed in {n_narrowed} of {n_frames} frames"
+                self.emit({"type": "fault", "kind": "search", "message": message, "action": "narrowed"})
+            final = self._final_event(nbest, n_bins, None if cut else self.reference)
+            self.count_errors(final["alignment"])
+            self.emit({**final, "running": dict(self._totals), "cut": cut, "n_narrowed": n_narrowed})
         elif phrase is not None and normalise_text(nbest[0].text or "") == normalise_text(phrase):
             self.is_open = True
         self.trial = self.reference = None
         self._await_sentence()
+
+    def count_errors(self, alignment: list[dict[str, Any]] | None) -> None:
+        """Add a sentence to the running word error rate, if it has a reference."""
+        if alignment is not None:
+            self._totals["n_errors"] += sum(part["op"] != "correct" for part in alignment)
+            self._totals["n_words"] += sum(part["op"] != "insertion" for part in alignment)
+            self._totals["n_sentences"] += 1
 
     def _doubtful(self, best: Hypothesis) -> list[int]:
         """Positions of words with a confidence below the acceptance threshold."""

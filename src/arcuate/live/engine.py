@@ -13,7 +13,7 @@ from arcuate.decoding.delay import model_delay
 from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
-from arcuate.decoding.layout import ModelLayout
+from arcuate.decoding.layout import ModelLayout, candidate_bound
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
@@ -109,11 +109,13 @@ def _with_rolling_normalisation(model: Model) -> Model:
 def load_search(
     model: Model, lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None = None, beam: int | None = None
 ) -> WordSearch:
-    """Create the word search of `arcuate decode` over the classes of a model."""
+    """Create the word search of `arcuate decode` over the classes of a model, with bounded work per frame."""
     if not isinstance(decoding, DecodingConfig):
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
+    if decoding.max_candidates is None:
+        decoding = decoding.model_copy(update={"max_candidates": candidate_bound(decoding.beam)})
     classes = reorder_for_words(model.config.classes, decoding).classes
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:

@@ -1,15 +1,19 @@
 """Input of a live session: the items that sources put into its queue, and checks on incoming bins."""
 
+import sys
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import BIN_SECONDS
+from arcuate.errors import UserError
 from arcuate.live.config import Faults
 
+_STOP_S = 10.0  # longest wait for the thread of a source to end
 _MAX_TIME_S = 1e12  # larger timestamps are ignored
 _RESTART_S = 5.0  # bins numbered as older than this mean that the source counts from the start again
 
@@ -62,12 +66,40 @@ class AdaptationChanged:
 Item = Chunk | LogProbs | Mark | End | Command | AdaptationChanged
 
 
-class Source(Protocol):
-    """A source of bins: puts items into the session's queue on its own thread between `start` and `stop`."""
+class Source(ABC):
+    """A source of bins: puts items into the session's queue on its own thread between `start` and `stop`.
 
-    def start(self) -> None: ...
+    A thread that ends by itself because of an error reports it to `on_error`, so that it never ends silently.
+    """
 
-    def stop(self) -> None: ...
+    def __init__(self, name: str) -> None:
+        self.on_error: Callable[[str], object] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run_reporting, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=_STOP_S)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Work until stopped."""
+
+    def _run_reporting(self) -> None:
+        try:
+            self._run()
+        except (UserError, OSError) as error:
+            self._report(f"{self._thread.name} stopped: {error}")
+        finally:
+            if sys.exception() is not None:
+                self._report(f"{self._thread.name} stopped unexpectedly; see the output of the server, then restart it")
+
+    def _report(self, message: str) -> None:
+        if self.on_error is not None:
+            self.on_error(message)
 
 
 # --- checks -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,12 +30,13 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.text import sentence_tokens
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
-from arcuate.errors import UserError
+from arcuate.errors import UserError, escape_controls
 from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
 
 STORE = "store"
 _JOURNAL, _BINS, _LIVE, _LOCK = "journal.jsonl", "bins.f32", "live.jsonl", ".lock"
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700  # permissions: the owner only
 _RECORDED_EVENTS = ("state", "trial", "partial", "final", "fault", "adaptation")
 _START = "recording"  # type of the line that every server writes first
 _RENAMED = {"readings": "nbest", "day": "recorded_session"}  # keys of older journals
@@ -58,13 +59,13 @@ class Recorder:
         self._lock = ExitStack()
         check_recording_folder(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
             self._lock.enter_context(
                 exclusive_lock(folder / _LOCK, f"another server is recording into {folder}; choose another folder")
             )
             self.finals = _repair_recording(folder, n_channels)
-            self._bins = (folder / _BINS).open("ab")
-            self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
+            self._bins = _open_private(folder / _BINS, "ab")
+            self._journal = _open_private(folder / _JOURNAL, "a")
             self.n_bins = self._bins.tell() // (4 * n_channels)
             alphabet = {} if classes == CLASSES else {"classes": list(classes)}
             self._write({"type": _START, "n_channels": n_channels, **alphabet})
@@ -97,7 +98,13 @@ class Recorder:
             with self._stop_on_error():
                 file.close()
         with self._lock:
-            make_store(self.folder)
+            try:
+                make_store(self.folder)
+            except UserError as error:
+                raise UserError(
+                    f"the sentences are in {self.folder}, but not yet in a store ({error}); to make it, start and stop"
+                    f" arcuate live with --record {self.folder} again"
+                ) from error
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
@@ -124,6 +131,17 @@ class Recorder:
             os.fsync(self._journal.fileno())
 
 
+def _open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file that others cannot read: recordings contain what a person said."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, _PRIVATE_FILE)
+
+    file = open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)  # noqa: SIM115 - closed by `close`
+    path.chmod(_PRIVATE_FILE)  # made by an earlier version
+    return file
+
+
 def check_recording_folder(folder: Path) -> None:
     """Raise `UserError` if a folder cannot be written or contains anything but a recording."""
     try:
@@ -144,23 +162,58 @@ def _repair_recording(folder: Path, n_channels: int) -> list[dict[str, Any]]:
     journal, bins = folder / _JOURNAL, folder / _BINS
     if not journal.exists():
         return []
-    rows = read_jsonl(journal, growing=True)
-    if rows and rows[0].get("n_channels") != n_channels:
+    rows = _read_journal(journal)
+    if rows and rows[0]["n_channels"] != n_channels:
         raise UserError(
-            f"{folder} is a recording of {rows[0].get('n_channels')} channels, but the model has {n_channels}; choose"
+            f"{folder} is a recording of {rows[0]['n_channels']} channels, but the model has {n_channels}; choose"
             " another folder"
         )
-    complete = "".join(to_json_line(row) + "\n" for row in rows)
-    if journal.stat().st_size != len(complete.encode()):
-        os.truncate(journal, len(complete.encode()))
+    os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
     if bins.exists():
         os.truncate(bins, bins.stat().st_size // (4 * n_channels) * 4 * n_channels)
-    return [_renamed(row) for row in rows if row["type"] == "final"]
+    return [row for row in rows if row["type"] == "final"]
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a journal. What the store is made of is checked; the file may be damaged or hostile."""
+    rows = [_renamed(row) for row in read_jsonl(path, growing=True)]
+    for number, row in enumerate(rows, start=1):
+        is_start = number > 1 or _is_start(row)
+        is_final = row.get("type") != "final" or _is_final(row)
+        if not isinstance(row.get("type"), str) or not is_start or not is_final:
+            raise UserError(f"{path} line {number} is not a line of a recording; repair or remove it")
+    return rows
+
+
+def _is_start(row: dict[str, Any]) -> bool:
+    classes = row.get("classes", CLASSES)
+    are_names = isinstance(classes, (list, tuple)) and all(isinstance(name, str) and name for name in classes)
+    return row.get("type") == _START and _is_count(row.get("n_channels"), 1) and are_names and len(classes) > 1
+
+
+def _is_final(row: dict[str, Any]) -> bool:
+    """Whether a final has what the store is made of; a sentence without bins is not part of it."""
+    if row.get("n_bins") == 0:
+        return True
+    texts = (row.get("session"), row.get("recorded_session") or "", row.get("reference") or "", row.get("text"))
+    words = row.get("words")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(words, list)
+        and all(isinstance(word, str) for word in words)
+        and _is_count(row.get("n_bins"), 1)
+        and _is_count(row.get("first_bin"), -(2**40))
+        and "trial" in row
+    )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 2**40
 
 
 def _renamed(row: dict[str, Any]) -> dict[str, Any]:
     """Translate a row of an older journal."""
-    if "compared" in row:
+    if "compared" in row and isinstance(row.get("words"), list):
         row = {**row, "alignment": align_words(row.get("reference"), row["words"])}
         del row["compared"]
     return {_RENAMED.get(key, key): value for key, value in row.items()}
@@ -171,7 +224,7 @@ def _renamed(row: dict[str, Any]) -> dict[str, Any]:
 
 def make_store(folder: Path) -> Path | None:
     """Make the store of a recording from its journal; None if it has no sentence."""
-    rows = [_renamed(row) for row in read_jsonl(folder / _JOURNAL, growing=True)]
+    rows = _read_journal(folder / _JOURNAL)
     n_channels = int(rows[0]["n_channels"]) if rows else 0
     classes = tuple(rows[0].get("classes", CLASSES)) if rows else CLASSES
     finals = [row for row in rows if row["type"] == "final" and row["n_bins"] > 0]
@@ -182,6 +235,7 @@ def make_store(folder: Path) -> Path | None:
     infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in trials]
     store = folder / STORE
     with create_store(store, n_channels, force=True) as writer:
+        writer.folder.chmod(_PRIVATE_FOLDER)
         for session in dict.fromkeys(trial.session for trial in trials):
             with writer.session(session) as out:
                 for trial in (t for t in trials if t.session == session):
@@ -190,27 +244,43 @@ def make_store(folder: Path) -> Path | None:
         found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
         writer.write_manifest(_manifest(trials, infos) | {"classes": list(classes)}, ordered, found)
         write_jsonl(writer.folder / _LIVE, _sentence_rows(rows, trials))
+        for path in writer.folder.rglob("*"):
+            path.chmod(_PRIVATE_FOLDER if path.is_dir() else _PRIVATE_FILE)
     return store
 
 
 def _read_trials(
     folder: Path, finals: list[dict[str, Any]], n_channels: int, classes: tuple[str, ...]
 ) -> Iterator[Trial]:
-    bins = np.memmap(folder / _BINS, "<f4", "r").reshape(-1, n_channels)
+    bins = _map_bins(folder / _BINS, n_channels)
     counts: dict[tuple[str, str], int] = {}
     for row in finals:
         session = str(row.get("recorded_session") or row["session"])
         if not is_safe_name(session):
             raise UserError(f"{folder / _JOURNAL} has an invalid session name {session!r:.60}")
         reference = row.get("reference")
+        reference = None if reference is None else escape_controls(reference)  # HDF5 holds no NUL
         split: Split = "test" if reference is None else "val"  # without a reference it cannot be scored
         number = counts.get((session, split), 0)
         counts[session, split] = number + 1
         label = None if reference is None else sentence_tokens(reference, classes)
         tokens = None if label is None else np.array(label, np.int32)
-        first = int(row["first_bin"])
-        part = bins[max(0, first) : first + int(row["n_bins"])]  # memory-mapped: may exceed the memory
+        first = max(0, row["first_bin"])
+        part = bins[first : row["first_bin"] + row["n_bins"]]  # memory-mapped: may exceed the memory
+        if not len(part) or row["first_bin"] + row["n_bins"] > len(bins):
+            raise UserError(f"{folder / _BINS} has {len(bins)} bins, but sentence {row.get('number')} ends after them")
         yield Trial(session, split, number, 1, part, tokens, reference, corpus=LIVE_CORPUS)
+
+
+def _map_bins(path: Path, n_channels: int) -> np.ndarray:
+    """Memory-map the complete bins of a recording; a full disk or a kill may leave a part of one after them."""
+    try:
+        n_bins = path.stat().st_size // (4 * n_channels)
+        if not n_bins:
+            return np.empty((0, n_channels), np.float32)
+        return np.memmap(path, "<f4", "r", shape=(n_bins, n_channels))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _manifest(trials: list[Trial], infos: list[TrialInfo]) -> dict[str, Any]:

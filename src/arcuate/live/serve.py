@@ -58,33 +58,39 @@ class PreparedServer:
     """A server with everything loaded; `run` blocks until it is interrupted."""
 
     live: "LiveServer"
-    port: int
+    listener: socket.socket  # bound before loading
+
+    @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
 
     @property
     def url(self) -> str:
-        access = self.live.access
-        name = "localhost" if is_local(access.host) else access.host
-        return f"http://{name}:{self.port}/" + (f"?token={access.token}" if access.token else "")
+        """Address of the page."""
+        return self._address("http", "", self.live.access.token)
+
+    @property
+    def send_url(self) -> str:
+        """Address for bins, with `--source socket`."""
+        return self._address("ws", "frames", self.live.access.send_token)
+
+    def _address(self, scheme: str, path: str, token: str | None) -> str:
+        host = self.live.access.host
+        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
+        return f"{scheme}://{name}:{self.port}/{path}" + (f"?token={token}" if token else "")
 
     def run(self) -> ServeResult:
         import uvicorn
 
-        from arcuate.live.server import make_app
+        from arcuate.live.server import make_config
 
         sys.setswitchinterval(0.001)  # bounds how long the decoding thread waits for other threads
         gc.collect()
         gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
+        if self.live.source is None:
+            logger.info(f"send bins to {self.send_url}")
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        config = uvicorn.Config(
-            make_app(self.live),
-            host=self.live.access.host,
-            port=self.port,
-            log_level="warning",
-            ws_max_size=self.live.settings.limits.message_bytes + 64,
-            ws_max_queue=64,
-            timeout_graceful_shutdown=2,
-        )
-        _run_until_signal(uvicorn.Server(config))
+        _run_until_signal(uvicorn.Server(make_config(self.live)), self.listener)
         if self.live.session.error:
             raise UserError(self.live.session.error)
         recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
@@ -110,6 +116,7 @@ def prepare_server(
     host: str = "127.0.0.1",
     port: int = 8765,
     token: str | None = None,
+    send_token: str | None = None,
     split: str = "val",
     speed: float = 1.0,
     continuous: bool = False,
@@ -137,7 +144,8 @@ def prepare_server(
     run = find_model(run)
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
-    _check_port(host, port)
+    access = make_access(host, token, send_token)
+    listener = _bind(host, port)
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay
 
@@ -156,7 +164,7 @@ def prepare_server(
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.engine.model.config.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, make_access(host, token), make_source, recorder), port)
+    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), listener)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
@@ -207,14 +215,16 @@ def _read_settings(path: Path) -> LiveSettings:
     return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
-def _check_port(host: str, port: int) -> None:
-    """Check the port before loading, which takes a while."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the port before loading, which takes a while; port 0 takes any free one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
+    return listener
 
 
 def _seed_statistics(decoder: SentenceStream, store: Store) -> None:
@@ -254,7 +264,7 @@ def _make_source(
     return None  # bins arrive through the WebSocket /frames
 
 
-def _run_until_signal(server: "uvicorn.Server") -> None:
+def _run_until_signal(server: "uvicorn.Server", listener: socket.socket) -> None:
     """Serve until interrupted or terminated; both end normally, after the recording is complete."""
 
     @contextmanager
@@ -267,4 +277,4 @@ def _run_until_signal(server: "uvicorn.Server") -> None:
                 signal.signal(which, handler)
 
     server.capture_signals = capture_signals  # type: ignore[method-assign]
-    server.run()
+    server.run([listener])

@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
@@ -26,6 +28,11 @@ from arcuate.live.sources.streams import RedisLogits
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
+_POLICY = 1008  # WebSocket close code of the standard: policy violation
+_REQUEST_S = 10.0  # longest time to send a request
+_MORE_CONNECTIONS = 64  # beyond those of the viewers: the rig, health checks, reloaded pages
+_DRAIN_S = 3.0  # at the end: time to decode what is queued
+_PING_S = 10.0  # a client that answers no ping for as long is disconnected
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -61,13 +68,14 @@ class LiveServer:
         self.broadcaster.loop = asyncio.get_running_loop()
         self.session.start()
         if self.source is not None:
+            self.source.on_error = self.session.fail
             self.source.start()
         self._publish_replay()
 
     def stop(self) -> None:
         if self.source is not None:
             self.source.stop()
-        self.session.stop()
+        self.session.stop(_DRAIN_S)
 
     def handle_command(self, command: dict[str, Any]) -> None:
         """Execute a viewer's command; raises `UserError` for invalid ones."""
@@ -115,7 +123,7 @@ def make_app(live: LiveServer) -> FastAPI:
         given = request.query_params.get("token")
         if not live.access.allows_host(request.headers.get("host")):
             return PlainTextResponse("unknown host name", 403)
-        accepted = _has_token(live.access, request)
+        accepted = live.access.accepts_viewer(*_given_tokens(request))
         if not accepted and request.url.path != "/healthz":
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
@@ -131,16 +139,18 @@ def make_app(live: LiveServer) -> FastAPI:
     @app.get("/healthz")
     def health() -> JSONResponse:
         session = live.session
+        status = session.health
         body = {
-            "status": "ok" if session.alive else "stopped",
+            "status": status,
             "error": session.error,
             "state": session.state,
             "sentences": session.n_sentences,
+            "narrowed_frames": session.n_narrowed,
             "recording": None if session.recorder is None else session.recorder.error is None,
             "viewers": len(live.broadcaster.viewers),
             **session.latency.summary(),
         }
-        return JSONResponse(body, 200 if session.alive else 503)
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/info")
     def info() -> JSONResponse:
@@ -148,28 +158,86 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
-        if await _accept(live.access, socket):
+        if await _accept(live.access, socket, live.access.accepts_viewer):
             await _serve_viewer(live, socket)
 
     @app.websocket("/frames")
     async def frames(socket: WebSocket) -> None:
-        if await _accept(live.access, socket):
+        if not await _accept(live.access, socket, live.access.accepts_sender):
+            return
+        if live.source is None:
             await live.receiver.serve(live.session, socket)
+        else:
+            await socket.close(_POLICY, "this server decodes another source; start it with --source socket")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
     return app
 
 
-def _has_token(access: Access, client: Request | WebSocket) -> bool:
-    """Whether the address, the cookie or the header has the token, if one is required."""
+class _BoundedHttp(H11Protocol):
+    """HTTP connections that must send their request in time, and of which there are not too many.
+
+    uvicorn waits for the rest of a request for ever, so a client could hold all connections open.
+    """
+
+    max_connections = _MORE_CONNECTIONS
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.close()
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the timer if a request is expected or incomplete, stop it if one is being answered."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering or self.transport.get_protocol() not in (self, None):  # else it has become a WebSocket
+            self._stop_watching()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_REQUEST_S, self.transport.abort)
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def make_config(live: LiveServer) -> uvicorn.Config:
+    """The web server's configuration, with limits on clients."""
+    limits = live.settings.limits
+    http = type("BoundedHttp", (_BoundedHttp,), {"max_connections": limits.viewers + _MORE_CONNECTIONS})
+    return uvicorn.Config(
+        make_app(live),
+        http=http,
+        log_level="warning",
+        ws_max_size=2 * limits.message_bytes,  # a message that is a little too large is answered with a sentence
+        ws_max_queue=64,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
+        timeout_graceful_shutdown=2,
+    )
+
+
+def _given_tokens(client: Request | WebSocket) -> tuple[str | None, ...]:
+    """Tokens in the address, the cookie and the header."""
     bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
-    return access.accepts_token(client.query_params.get("token"), client.cookies.get(TOKEN_COOKIE), bearer)
+    return client.query_params.get("token"), client.cookies.get(TOKEN_COOKIE), bearer
 
 
-async def _accept(access: Access, socket: WebSocket) -> bool:
+async def _accept(access: Access, socket: WebSocket, accepts: Callable[..., bool]) -> bool:
     """Accept a WebSocket, or close it if host, origin or token are not allowed."""
     host, origin = socket.headers.get("host"), socket.headers.get("origin")
-    if access.allows_host(host) and access.allows_origin(origin, host) and _has_token(access, socket):
+    if access.allows_host(host) and access.allows_origin(origin, host) and accepts(*_given_tokens(socket)):
         await socket.accept()
         return True
     await socket.close(_FORBIDDEN)
@@ -182,17 +250,29 @@ async def _serve_viewer(live: LiveServer, socket: WebSocket) -> None:
     except UserError as error:
         await socket.close(1013, str(error)[:120])
         return
-    sending = asyncio.create_task(_send_messages(viewer, socket))
-    bucket = TokenBucket(live.settings.limits.commands_per_s)
+    tasks = [
+        asyncio.create_task(_send_messages(viewer, socket)),
+        asyncio.create_task(_receive_commands(live, viewer, socket)),
+    ]
     try:
-        while True:
-            _execute(live, await socket.receive_text(), viewer, bucket)
-    except (WebSocketDisconnect, RuntimeError, KeyError):  # disconnected, or it sent bytes
-        pass
-    finally:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # if one direction ends, both do: a page that receives nothing must notice it and connect again
         live.broadcaster.leave(viewer)
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception) and not isinstance(end, (WebSocketDisconnect, RuntimeError)):  # disconnected
+            raise end
+
+
+async def _receive_commands(live: LiveServer, viewer: Viewer, socket: WebSocket) -> None:
+    bucket = TokenBucket(live.settings.limits.commands_per_s)
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        _execute(live, message.get("text") or "", viewer, bucket)
 
 
 def _execute(live: LiveServer, text: str, viewer: Viewer, bucket: TokenBucket) -> None:

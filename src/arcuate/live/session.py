@@ -7,7 +7,6 @@ channel activity and phoneme probabilities to the viewers.
 
 import os
 import queue
-import struct
 import sys
 import threading
 import time
@@ -22,23 +21,23 @@ import numpy as np
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import align_words
 from arcuate.live.config import LiveSettings
 from arcuate.live.endpointing import Endpointer, Event
+from arcuate.live.images import RasterEncoder, encode_posteriors
 from arcuate.live.input import AdaptationChanged, Chunk, Command, End, InputValidator, Item, LogProbs, Mark
 from arcuate.live.recorder import Recorder
+from arcuate.progress import logger
 
 if TYPE_CHECKING:
     from arcuate.live.adaptation import AdaptationStatus
 
 _QUEUE_SIZE = 512  # items waiting to be decoded
 _LATENCY_PERIOD_S = 0.5  # between two latency events
+_STALLED_S = 10.0  # spent on one item, which holds at most a few seconds of bins
 _POLL_S = 0.5  # how often a blocked producer checks that the thread is alive
 _RECENT_FRAMES = 2000  # over which the latency quantiles on the page are taken
 _RASTER_BINS = 2  # per raster message: 25 messages a second
-_RASTER, _POSTERIORS = 1, 2  # kinds of binary messages to the page
-_IMAGE_HEADER = struct.Struct("<BxHIHH")  # kind, padding, 0, bin number, rows, columns
-_DECAY = 0.998  # per bin: channels are compared with their last 10 s
-_GREY_PER_SD = 28.0
 
 Publish = Callable[[Event | bytes], None]
 
@@ -54,20 +53,24 @@ class LiveSession:
         self._publish = publish
         self.subscribers: list[Publish] = []  # further receivers of events, such as Redis
         self.recorder = recorder
-        self.error: str | None = None
+        self.error: str | None = None  # why decoding or its source has stopped
         self._stride = decoder.layout.stride
         self.latency = _LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
         self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
         self._validator = InputValidator(decoder.n_channels, settings.faults)
-        self._raster = _RasterEncoder(decoder.n_channels)
+        self._raster = RasterEncoder(decoder.n_channels)
         self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded)
         if recorder is not None:
-            self._endpointer.n_sentences = len(recorder.finals)  # continue the count of a resumed recording
+            self._endpointer.n_sentences = len(recorder.finals)  # continue the counts of a resumed recording
+            for final in recorder.finals:
+                self._endpointer.count_errors(align_words(final.get("reference"), final.get("words", ())))
         self._published_recording: bool | None = None
         self._latency_published_s = 0.0
         self._published_adaptation: AdaptationStatus | None = None
         self._unsent_bins: list[np.ndarray] = []
         self._position = 0  # number of bins received, which aligns frames with bins on the page
+        self._discard_after: float | None = None  # monotonic time after which queued items are dropped
+        self._busy_since: float | None = None  # monotonic time at which the current item was taken from the queue
         if decoder.adapter is not None:
             decoder.adapter.on_update = lambda: self.put(AdaptationChanged(), wait=False)
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
@@ -75,8 +78,13 @@ class LiveSession:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the current sentence, finish the recording and stop the thread."""
+    def stop(self, drain_s: float | None = None) -> None:
+        """End the current sentence, finish the recording and stop the thread.
+
+        Queued items are decoded first; with `drain_s`, only for that many seconds.
+        """
+        if drain_s is not None:
+            self._discard_after = time.monotonic() + drain_s
         while self.alive and not self._try_put(None, _POLL_S):
             pass
         self._thread.join()
@@ -86,8 +94,21 @@ class LiveSession:
         return self._thread.is_alive()
 
     @property
+    def health(self) -> str:
+        """One word: ok, stopped (a thread has ended), or stalled (the decoding thread is stuck in one item)."""
+        if not self.alive or self.error is not None:
+            return "stopped"
+        since = self._busy_since
+        return "stalled" if since is not None and time.monotonic() - since > _STALLED_S else "ok"
+
+    @property
     def state(self) -> str:
         return self._endpointer.state if self._endpointer.is_open else "closed"
+
+    @property
+    def n_narrowed(self) -> int:
+        """Frames in which the word search reached its bound on candidates."""
+        return self._endpointer.n_narrowed
 
     @property
     def n_sentences(self) -> int:
@@ -119,34 +140,47 @@ class LiveSession:
         with suppress(OSError, AttributeError):  # raise the priority above the server's, if permitted
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         try:
-            self._publish_adaptation()
-            self._publish_recording()
-            while (received := self._queue.get())[1] is not None:
-                self._process(*received)
-                self._publish_recording()
-                if self._queue.empty():
-                    self.decoder.precompute()
-            self._endpointer.end(cut=True)
+            try:
+                self._process_queue()
+            finally:
+                self._close()
         except (UserError, OSError) as error:
-            self._fail(str(error))
+            self.fail(str(error))
         finally:
-            self._shut_down()
+            if sys.exception() is not None:
+                self.fail("decoding stopped unexpectedly; see the output of the server, then restart it")
 
-    def _fail(self, message: str) -> None:
-        self.error = message
-        self.publish({"type": "error", "message": message})
+    def _process_queue(self) -> None:
+        self._publish_adaptation()
+        self._publish_recording()
+        n_dropped = 0
+        while (received := self._queue.get())[1] is not None:
+            if self._discard_after is not None and time.monotonic() > self._discard_after:
+                n_dropped += 1
+                continue
+            self._busy_since = time.monotonic()
+            self._process(*received)
+            self._publish_recording()
+            if self._queue.empty():
+                self.decoder.precompute()
+            self._busy_since = None
+        self._busy_since = None
+        if n_dropped:
+            message = f"{n_dropped} queued messages were not decoded because the server stopped"
+            self._emit({"type": "fault", "kind": "stop", "message": message, "action": "dropped"})
+            logger.warning(message)
+        self._endpointer.end(cut=True)
 
-    def _shut_down(self) -> None:
-        """Finish the recording; also report unexpected exceptions."""
-        if sys.exception() is not None:
-            self._fail("decoding stopped unexpectedly; see the output of the server, then restart it")
+    def _close(self) -> None:
         if self.decoder.adapter is not None:
             self.decoder.adapter.close()
-        try:
-            if self.recorder is not None:
-                self.recorder.close()
-        except (UserError, OSError) as error:
-            self._fail(str(error))
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def fail(self, message: str) -> None:
+        """Report an error after which no more text is decoded; called by any thread."""
+        self.error = self.error or message
+        self.publish({"type": "error", "message": message})
 
     def _process(self, received_s: float, item: Item | None) -> None:
         match item:
@@ -213,7 +247,7 @@ class LiveSession:
             self.recorder.add_bins(bins)
         self._position += len(bins)
         if len(log_probs):
-            self.publish(_encode_posteriors(log_probs, self._position))
+            self.publish(encode_posteriors(log_probs, self._position, self._stride))
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -263,30 +297,3 @@ class _LatencyMeter:
             "n_frames": self.n_frames,
             "deadline_ms": self.deadline_ms,
         }
-
-
-class _RasterEncoder:
-    """Channel activity as grey levels, by running mean and variance per channel; decoding does not use them."""
-
-    def __init__(self, n_channels: int) -> None:
-        self._mean = np.zeros(n_channels)
-        self._variance = np.ones(n_channels)
-        self.n_bins = 0
-
-    def encode(self, bins: np.ndarray) -> bytes:
-        """Message with bins (t, C) as grey levels around 128."""
-        rows = np.empty(bins.shape, np.uint8)
-        for row, values in zip(rows, bins, strict=True):
-            alpha = max(1 - _DECAY, 1 / (1 + self.n_bins))  # plain mean until the window is full
-            self.n_bins += 1
-            self._mean += alpha * (values - self._mean)
-            self._variance += alpha * ((values - self._mean) ** 2 - self._variance)
-            z = (values - self._mean) / (np.sqrt(self._variance) + 1e-6)
-            row[:] = np.clip(128 + _GREY_PER_SD * z, 0, 255)
-        return _IMAGE_HEADER.pack(_RASTER, 0, self.n_bins - len(bins), *rows.shape) + rows.tobytes()
-
-
-def _encode_posteriors(log_probs: np.ndarray, position: int) -> bytes:
-    """Message with frames (f, V) as probabilities from 0 to 255; `position` is the number of bins received so far."""
-    rows = np.round(255 * np.exp(np.clip(log_probs, -20, 0))).astype(np.uint8)
-    return _IMAGE_HEADER.pack(_POSTERIORS, 0, position, *rows.shape) + rows.tobytes()

@@ -16,7 +16,7 @@ from arcuate.decoding.exported.graph_check import check_graph
 from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
 from arcuate.decoding.exported.transducer import ExportedTransducer
 from arcuate.decoding.heads import HEAD_NAMES, Head
-from arcuate.decoding.layout import ModelDelay, ModelLayout
+from arcuate.decoding.layout import ModelDelay, ModelLayout, candidate_bound
 from arcuate.decoding.log_probs import reorder_classes, reorder_for_words
 from arcuate.errors import UserError
 
@@ -56,6 +56,11 @@ class SearchSettings:
     ilm_weight: float
     alignments: str
     merge_histories: bool
+
+    @property
+    def max_candidates(self) -> int:
+        """Exported models are for streams, so their work per frame is bounded as in live decoding."""
+        return candidate_bound(self.beam)
 
 
 @dataclass(frozen=True, eq=False)

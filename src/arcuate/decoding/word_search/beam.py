@@ -74,6 +74,7 @@ class SearchWeights(NamedTuple):
     boundary: int  # class index; -1: no silence class
     sum_alignments: bool  # False: best alignment only
     merge_histories: bool
+    truncate: bool = False  # ignore candidates beyond the capacity of the table
 
 
 class LmCache(NamedTuple):
@@ -100,7 +101,7 @@ class Candidates(NamedTuple):
     keys: np.ndarray  # (capacity,) uint64
     language_scores: np.ndarray  # (capacity,) float64, weighted n-gram score with lookahead, plus bonuses
     totals: np.ndarray  # (capacity,) float64, language score plus acoustic score; computed by `prune`
-    slots: np.ndarray  # (power of two,) int32, candidate or -1
+    slots: np.ndarray  # (power of two, at least 2 · capacity,) int32, candidate or -1
     counts: np.ndarray  # (2,) int64: number of candidates, and 1 if there were more than fit
     next_merged: np.ndarray  # (capacity,) int32, linked list of the candidates recombined with a better one
 
@@ -111,7 +112,7 @@ def make_candidates(capacity: int) -> Candidates:
         keys=np.empty(capacity, np.uint64),
         language_scores=np.empty(capacity),
         totals=np.empty(capacity),
-        slots=np.empty(2 * capacity, np.int32),
+        slots=np.empty(2 << (capacity - 1).bit_length(), np.int32),
         counts=np.zeros(2, np.int64),
         next_merged=np.empty(capacity, np.int32),
     )

@@ -71,7 +71,7 @@ def run_frames(
         candidates.counts[:] = 0
         candidates.slots[:] = -1
         _expand(unmanaged(beam), unmanaged(frames[t]), t0 + t, models, weights, candidates)
-        if candidates.counts[1]:
+        if candidates.counts[1] and not weights.truncate:
             return beam, n_rows, t, CANDIDATES_FULL
         if n_rows + 3 * candidates.counts[0] > backpointers.shape[0]:
             return beam, n_rows, t, BACKPOINTERS_FULL

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # it imports pydantic, which the small runtime does not need
 _LM_CACHE_SIZE = 1 << 15
 _MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
 _MAX_CACHE_ROWS = 1 << 22  # the lookahead cache is cleared before it exceeds this
+_MAX_HALVINGS = 3  # of the threshold in a frame with more than max_candidates; then the rest is not expanded
 _WARM_UP_ROWS = 1 << 25  # upper limit of rows cached by warm_up, 12 bytes each
 
 
@@ -49,6 +50,7 @@ class WordState:
     backpointers: Backpointers
     n_frames: int = 0
     generation: int = 0  # of the lookahead cache that the beam points into
+    n_narrowed: int = 0  # frames with more than max_candidates
 
 
 @dataclass(eq=False)
@@ -76,7 +78,16 @@ class WordSearch:
     workspace: _Workspace = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workspace", _Workspace(self._models(), make_candidates(1 << 13)))
+        object.__setattr__(self, "workspace", _Workspace(self._models(), self._make_candidates(1 << 13)))
+
+    def _make_candidates(self, capacity: int) -> Candidates:
+        return make_candidates(min(capacity, self._max_candidates or capacity))
+
+    @property
+    def _max_candidates(self) -> int | None:
+        """The limit, which leaves room for the beam itself."""
+        limit = self.settings.max_candidates
+        return None if limit is None else max(limit, 4 * self.settings.beam)
 
     def _models(self) -> SearchModels:
         lookahead = make_lookahead(self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight)
@@ -110,7 +121,7 @@ class WordSearch:
     def warm_up(self, max_rows: int = _WARM_UP_ROWS) -> None:
         """Compile, allocate, and cache the lookahead of likely words, so that no single frame is late."""
         workspace = self.workspace
-        workspace.candidates = make_candidates(max(1 << 15, len(workspace.candidates.entries)))
+        workspace.candidates = self._make_candidates(max(1 << 15, len(workspace.candidates.entries)))
         workspace.models = workspace.models._replace(
             lookahead=cache_likely_contexts(workspace.models.lookahead, self.model.arrays, self.tree, max_rows)
         )
@@ -138,28 +149,43 @@ class WordSearch:
         return self._run(state, frames)
 
     def _run(self, state: WordState, frames: np.ndarray) -> WordState:
-        workspace, weights = self.workspace, self.weights
+        """Advance over frames; a frame with too many candidates is repeated with half the threshold, and so on.
+
+        The bound is on candidates, not on time, so the result depends on the frames alone.
+        """
+        workspace = self.workspace
         beam, backpointers = self._refreshed_beam(state), state.backpointers.reserve(1 << 10)
-        done = 0
+        done = halvings = n_narrowed = 0
         while done < len(frames):
             beam, n_rows, n, status = run_frames(
-                frames[done:],
+                frames[done : done + 1] if halvings else frames[done:],
                 beam,
                 state.n_frames + done,
                 backpointers.rows,
                 backpointers.n,
                 workspace.models,
-                weights,
+                self._narrowed_weights(halvings),
                 workspace.candidates,
             )
+            if halvings and n:
+                halvings, n_narrowed = 0, n_narrowed + 1
             done, backpointers = done + n, backpointers.appended(n_rows)
-            if status == CANDIDATES_FULL:
-                workspace.candidates = make_candidates(2 * len(workspace.candidates.entries))
+            capacity = len(workspace.candidates.entries)
+            if status == CANDIDATES_FULL and capacity == self._max_candidates:
+                halvings += 1
+            elif status == CANDIDATES_FULL:
+                workspace.candidates = self._make_candidates(2 * capacity)
             elif status == BACKPOINTERS_FULL:
                 beam, backpointers = _make_room(beam, backpointers, 3 * int(workspace.candidates.counts[0]))
             elif status == LOOKAHEAD_FULL:
                 self._grow_lookahead()
-        return WordState(beam, backpointers, state.n_frames + done, workspace.generation)
+        n_narrowed += state.n_narrowed
+        return WordState(beam, backpointers, state.n_frames + done, workspace.generation, n_narrowed)
+
+    def _narrowed_weights(self, halvings: int) -> SearchWeights:
+        weights = self.weights
+        threshold = weights.threshold / 2 ** min(halvings, _MAX_HALVINGS)
+        return weights._replace(threshold=threshold, truncate=halvings > _MAX_HALVINGS)
 
     def _grow_lookahead(self) -> None:
         models = self.workspace.models

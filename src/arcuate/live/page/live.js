@@ -9,6 +9,7 @@ const make = (tag, cls, text) => {
   return node;
 };
 const WINDOW = 500; // bins on screen: 10 s
+const HISTORY = 200; // sentences that can be scrolled back to
 const SPEEDS = [1, 2, 4, 8];
 const token = new URLSearchParams(location.search).get("token");
 const suffix = token ? `?token=${encodeURIComponent(token)}` : "";
@@ -21,6 +22,8 @@ let decoding = "connecting"; // closed (gate), listening, speaking
 let replay = null; // {paused, speed}
 let connected = false;
 let rejection = null;
+const options = { reference: false, voice: false }; // reference before the sentence is decoded; speech output
+let failure = null; // why decoding or its source has stopped
 let rasters = [];
 let phonemes = null;
 const latencies = []; // [p50, p99] in ms, the last 60
@@ -84,7 +87,17 @@ function showFinal(event, silent = false) {
   reference = event.reference;
   showReference(event.alignment);
   refreshTip();
-  if (!silent) byId("announce").textContent = event.text;
+  showErrorRate(event.running);
+  if (silent) return;
+  byId("announce").textContent = event.text;
+  if (!event.cut) speak(event.text);
+}
+
+function showErrorRate(running) { // over all sentences with a reference since the server started
+  if (!running?.n_words) return;
+  byId("error-rate").hidden = false;
+  byId("wer").textContent = `${(100 * running.n_errors / running.n_words).toFixed(1)} %`;
+  byId("error-rate").title = `${running.n_errors} errors in ${running.n_words} words of ${running.n_sentences} sentences`;
 }
 
 function moveToHistory() { // moves the last sentence
@@ -95,15 +108,17 @@ function moveToHistory() { // moves the last sentence
     line.append(node, " ");
   }
   const list = byId("history");
+  const atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8; // else someone is reading further up
   list.append(line);
-  while (list.children.length > 12) list.firstChild.remove();
+  while (list.children.length > HISTORY) list.firstChild.remove();
+  if (atEnd) list.scrollTop = list.scrollHeight;
   lastFinal = null;
 }
 
 function showReference(alignment) {
   const box = byId("reference");
   box.replaceChildren();
-  if (!reference) return;
+  if (!reference || !(alignment || options.reference)) return; // else it would give the sentence away
   box.append(make("small", "", "reference"), make("b", "", reference));
   if (!alignment) return;
   const n = alignment.filter((part) => part.op !== "correct").length;
@@ -163,19 +178,21 @@ document.addEventListener("click", (e) => { const n = e.target.closest?.(".word.
 // --- state, latency, faults ------------------------------------------------------------------------------
 
 const STATE_TEXT = {
-  closed: "closed – not decoding", listening: "listening", speaking: "decoding", paused: "paused",
-  connecting: "connecting", stopped: "stopped",
+  closed: "not decoding", listening: "listening", speaking: "decoding", paused: "paused",
+  connecting: "connecting", stopped: "failed",
 };
 function showState() {
-  const shown = !connected ? "connecting" : replay?.paused && decoding !== "closed" ? "paused" : decoding;
+  const shown = !connected ? "connecting" : failure ? "stopped" : replay?.paused && decoding !== "closed" ? "paused" : decoding;
   byId("state").dataset.state = shown;
+  byId("failure").hidden = !failure;
+  byId("failure").textContent = failure ?? "";
   byId("state").querySelector("b").textContent = (!connected && rejection) || (STATE_TEXT[shown] ?? shown);
   const lock = byId("lock"), closed = decoding === "closed";
   lock.textContent = closed ? "Start decoding" : "Stop decoding";
   lock.classList.toggle("closed", closed);
   if (!closed || !connected) return;
   byId("words").replaceChildren(make("span", "hint",
-    info?.phrase ? "closed – open it with the phrase or with the key o" : "closed – open it with the key o"));
+    info?.phrase ? "not decoding – start with the phrase or with the key o" : "not decoding – start with the key o"));
   byId("reference").replaceChildren();
   refreshTip();
 }
@@ -236,7 +253,8 @@ function toast(text) {
   clearTimeout(toastTimer);
   toastTimer = setTimeout(() => { box.hidden = true; }, 4000);
 }
-const ACTION_TEXT = { hold: "last values held", zero: "replaced by zeros", reset: "sentence ended", dropped: "dropped" };
+const ACTION_TEXT = { hold: "last values held", zero: "replaced by zeros", reset: "sentence ended", dropped: "dropped",
+  narrowed: "text may differ from offline decoding" };
 
 // --- neural activity ---------------------------------------------------------------------------------------
 
@@ -300,10 +318,11 @@ const HANDLERS = {
   replay: (event) => { replay = event; showPlayer(); showState(); },
   fault: (event) => toast(`${event.message}: ${ACTION_TEXT[event.action] ?? event.action}`),
   rejected: (event) => toast(event.message),
-  error: (event) => { toast(event.message); decoding = "stopped"; showState(); },
+  error: (event) => { failure = event.message; showState(); },
   snapshot: (event) => {
     byId("history").replaceChildren();
     lastFinal = null;
+    failure = null;
     for (const final of event.finals) showFinal(final, true);
     for (const kind of ["state", "replay", "latency", "adaptation", "trial", "partial", "recording", "error"])
       if (event.now[kind]) HANDLERS[kind](event.now[kind]);
@@ -337,10 +356,36 @@ const send = (command) => { if (socket?.readyState === 1) socket.send(JSON.strin
 function fillTrials() {
   const trials = info.replay.filter((t) => t.session === byId("session").value);
   byId("trial").replaceChildren(...trials.map((t) => {
-    const option = make("option", "", `${t.number} · ${t.text ?? `${t.s.toFixed(1)} s`}`);
+    const text = options.reference && t.text ? t.text : `${t.s.toFixed(1)} s`;
+    const option = make("option", "", `${t.number} · ${text}`);
     option.value = t.id;
     return option;
   }));
+}
+
+function toggle(name) {
+  options[name] = !options[name];
+  byId(`toggle-${name}`).setAttribute("aria-pressed", String(options[name]));
+}
+
+function toggleReference() {
+  toggle("reference");
+  if (info?.replay) {
+    const trial = byId("trial").value;
+    fillTrials();
+    byId("trial").value = trial;
+  }
+  showReference(lastFinal?.alignment);
+}
+
+function toggleVoice() {
+  toggle("voice");
+  if (!options.voice) window.speechSynthesis?.cancel();
+  else if (!window.speechSynthesis) toast("this browser has no speech output");
+}
+
+function speak(text) {
+  if (options.voice && text) window.speechSynthesis?.speak(new SpeechSynthesisUtterance(text));
 }
 
 function showPlayer() {
@@ -356,6 +401,8 @@ const ACTIONS = {
   o: () => send({ type: decoding === "closed" ? "open" : "close" }),
   e: () => send({ type: "end" }),
   r: () => send({ type: "reset_adaptation" }),
+  s: toggleReference,
+  v: toggleVoice,
   t: () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -379,7 +426,7 @@ document.addEventListener("keydown", (e) => {
   const action = ACTIONS[e.key];
   if (action) { e.preventDefault(); action(); }
 });
-for (const [id, key] of [["previous", "ArrowLeft"], ["play", " "], ["next", "ArrowRight"], ["lock", "o"], ["theme", "t"], ["full", "f"], ["help", "?"]])
+for (const [id, key] of [["previous", "ArrowLeft"], ["play", " "], ["next", "ArrowRight"], ["lock", "o"], ["toggle-reference", "s"], ["toggle-voice", "v"], ["theme", "t"], ["full", "f"], ["help", "?"]])
   byId(id).addEventListener("click", () => ACTIONS[key]());
 byId("session").addEventListener("change", () => { fillTrials(); send({ type: "select", trial: byId("trial").value }); });
 byId("trial").addEventListener("change", () => send({ type: "select", trial: byId("trial").value }));

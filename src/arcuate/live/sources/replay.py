@@ -14,7 +14,7 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
-from arcuate.live.input import Chunk, End, Item, Mark
+from arcuate.live.input import Chunk, End, Item, Mark, Source
 from arcuate.run import Run
 
 _PAUSE_S = 2.5  # between trials, most of it after the end of one so that its text can be read
@@ -96,7 +96,7 @@ def select_trials(
     return ReplayTrials(store, trials, normalise, log)
 
 
-class Replay:
+class Replay(Source):
     """Replays trials in order and in a loop; can be paused, sped up and moved to another trial."""
 
     def __init__(
@@ -107,6 +107,7 @@ class Replay:
         pause_s: float = _PAUSE_S,
         loop: bool = True,
     ) -> None:
+        super().__init__("replay")
         self.trials = trials
         self.put = put
         self.pause_s = pause_s
@@ -115,19 +116,14 @@ class Replay:
         self.paused = False
         self.position = 0
         self.done = threading.Event()
-        self._stopped = False
         self._target: int | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
         with self._changed:
-            self._stopped = True
+            self._stopped.set()
             self._changed.notify_all()
-        self._thread.join(timeout=10)
+        super().stop()
 
     def pause(self, paused: bool) -> None:
         with self._changed:
@@ -157,7 +153,7 @@ class Replay:
 
     def _run(self) -> None:
         trials = self.trials.trials
-        while not self._stopped and self.position < len(trials):
+        while not self._stopped.is_set() and self.position < len(trials):
             info = trials[self.position]
             bins = self.trials.store.read_bins(info)
             self.put(self.trials.mark(info))
@@ -165,7 +161,7 @@ class Replay:
                 self.put(End())
                 self._pause_between(0.75)
             self.position = self._next()
-        if not self._stopped:  # else the sentence may be incomplete
+        if not self._stopped.is_set():  # else the sentence may be incomplete
             self.put(End())
         self.done.set()
 
@@ -207,7 +203,7 @@ class Replay:
 
     @property
     def _interrupted(self) -> bool:
-        return self._stopped or self._target is not None
+        return self._stopped.is_set() or self._target is not None
 
     def _wait_until(self, due: float) -> bool:
         with self._changed:

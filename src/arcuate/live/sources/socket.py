@@ -18,7 +18,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.live.clients import TokenBucket, parse_command
+from arcuate.live.clients import TokenBucket, check_text, parse_command
 from arcuate.live.config import Limits
 from arcuate.live.input import Chunk, End, Item, Mark
 from arcuate.live.session import LiveSession
@@ -52,11 +52,11 @@ def _parse_mark(text: str, check_session: Callable[[str], None]) -> Item:
     message = parse_command(text[:10_000])
     if message["type"] == "end":
         return End()
-    values = [message.get(key) for key in ("trial", "session", "reference")]
-    are_texts = all(v is None or (isinstance(v, str) and len(v) < 2000) for v in values)
-    if message["type"] != "mark" or not are_texts:
+    keys = ("trial", "session", "reference")
+    values = [message.get(key) for key in keys]
+    if message["type"] != "mark" or not all(v is None or isinstance(v, str) for v in values):
         raise UserError('a text message must be {"type": "mark", …} or {"type": "end"}')
-    trial, session, reference = values
+    trial, session, reference = (None if v is None else check_text(v, k) for k, v in zip(keys, values, strict=True))
     if session is not None:
         check_session(session)
     return Mark(trial, session, reference)

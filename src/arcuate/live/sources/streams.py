@@ -12,8 +12,8 @@ official decoder, so that a rig that talks to its language model process can use
 
 import math
 import queue
-import threading
-from abc import ABC, abstractmethod
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAME, CLASSES, PHONEMES, SILENCE_NAME
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
 from arcuate.live.endpointing import Event
-from arcuate.live.input import Chunk, End, Item, LogProbs, Mark
+from arcuate.live.input import Chunk, End, Item, LogProbs, Mark, Source
 
 BINS_STREAM = "neural_bins"
 INPUT, RESET, FINALIZE, UPDATE = ("remote_lm_input", "remote_lm_reset", "remote_lm_finalize", "remote_lm_update_params")
@@ -36,6 +37,7 @@ _LSL_BUFFER_S = 60  # kept by the inlet if this process is late; older bins are 
 _OFFICIAL_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _BLOCK_MS = 100
 _MAX_ROWS = 100_000
+_PIECE_ROWS = 50
 _RETRY_S = 0.2
 _MAX_LENGTH = 10_000  # entries kept in an output stream
 _RANK = {RESET: 0, UPDATE: 0, INPUT: 1, FINALIZE: 2}  # order within one millisecond
@@ -51,37 +53,18 @@ Put = Callable[[Item], object]
 Publish = Callable[[Event], None]
 
 
-class _Reader(ABC):
-    """Reads on its own thread between `start` and `stop`."""
-
-    def __init__(self, put: Put) -> None:
-        self.put = put
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=10)
-
-    @abstractmethod
-    def _run(self) -> None:
-        """Read until stopped."""
-
-
 # --- Lab Streaming Layer ----------------------------------------------------------------------------------
 
 
-class LslBins(_Reader):
+class LslBins(Source):
     """An LSL inlet: one sample per bin, one channel per feature.
 
     Timestamps are passed on, so gaps and clock jumps are detected.
     """
 
     def __init__(self, name: str, n_channels: int, put: Put) -> None:
-        super().__init__(put)
+        super().__init__(f"the LSL stream {name!r:.60}")
+        self.put = put
         self.inlet = _open_inlet(name, n_channels)
 
     def stop(self) -> None:
@@ -115,6 +98,8 @@ def _open_inlet(name: str, n_channels: int) -> Any:
         raise UserError(
             f"the LSL stream {name!r} has {found[0].channel_count()} channels, but the model expects {n_channels}"
         )
+    if found[0].channel_format() == pylsl.cf_string:
+        raise UserError(f"the LSL stream {name!r} contains text, but bins are numbers; choose another with --stream")
     inlet = pylsl.StreamInlet(found[0], max_buflen=_LSL_BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync)
     inlet.open_stream(timeout=_LSL_TIMEOUT_S)  # buffers from now on, while the clocks are synchronised
     return inlet
@@ -130,28 +115,53 @@ def connect(url: str) -> Any:
         raise UserError("the Redis client is missing; install it with: pip install 'arcuate[redis]'") from None
     try:
         client = redis.Redis.from_url(url, socket_timeout=10)
+    except ValueError:  # its text may contain a part of the password
+        raise UserError(
+            f"--redis {redact_url(url)!r} is not a valid URL; give one such as redis://127.0.0.1:6379"
+        ) from None
+    try:
         client.ping()
-    except (redis.RedisError, ValueError) as error:
-        raise UserError(f"no Redis server answers at {url} ({error}); start one or change --redis") from None
+    except redis.RedisError as error:
+        raise UserError(
+            f"no Redis server answers at {redact_url(url)} ({error}); start one or change --redis"
+        ) from None
     return client
+
+
+def redact_url(url: str) -> str:
+    """A URL without user name, password and query, for messages."""
+    return re.sub(r"//.*@", "//***@", url.partition("?")[0], count=1, flags=re.DOTALL)
 
 
 def _fault(message: str, action: str) -> Event:
     return {"type": "fault", "kind": "source", "message": message, "action": action}
 
 
-class _StreamReader(_Reader):
+class _StreamReader(Source):
     """Reads new entries of streams; reconnects if the connection is lost."""
 
     def __init__(self, url: str, streams: tuple[str, ...], put: Put, publish: Publish) -> None:
-        super().__init__(put)
+        super().__init__(f"the reader of {', '.join(streams)}")
+        self.put = put
         self.client = connect(url)
         self.publish = publish
         self._last = {name: self._last_entry(name) for name in streams}
 
     def _last_entry(self, name: str) -> str:
-        newest = self.client.xrevrange(name, count=1)
+        from redis import RedisError
+
+        try:
+            newest = self.client.xrevrange(name, count=1)
+        except RedisError as error:
+            raise UserError(f"the Redis key {name!r:.60} cannot be read as a stream ({error})") from None
         return newest[0][0].decode() if newest else "0-0"
+
+    def put_pieces(self, rows: np.ndarray, make_item: Callable[[np.ndarray, int], Item]) -> None:
+        """Queue rows in pieces, so that the decoding thread is never busy with one item for long."""
+        for first in range(0, len(rows), _PIECE_ROWS):
+            if self._stopped.is_set():
+                return
+            self.put(make_item(rows[first : first + _PIECE_ROWS], first))
 
     def _run(self) -> None:
         from redis import RedisError
@@ -168,6 +178,8 @@ class _StreamReader(_Reader):
                 continue
             lost = False
             for entry_id, name, fields in sort_entries(found):
+                if self._stopped.is_set():
+                    return
                 self._last[name] = entry_id.decode()
                 try:
                     self.handle(name, fields)
@@ -189,7 +201,14 @@ class RedisBins(_StreamReader):
     def handle(self, name: str, fields: _Fields) -> None:
         if b"bins" in fields:
             bins = _parse_rows(fields[b"bins"], self.n_channels, "bins")
-            self.put(Chunk(bins, _parse_float(fields, b"time_s"), _parse_count(fields, b"first")))
+            number, end_s = _parse_count(fields, b"first"), _parse_float(fields, b"time_s")
+
+            def make_chunk(piece: np.ndarray, first: int) -> Chunk:
+                later = len(bins) - first - len(piece)
+                time_s = None if end_s is None else end_s - later * BIN_SECONDS
+                return Chunk(piece, time_s, None if number is None else number + first)
+
+            self.put_pieces(bins, make_chunk)
         if b"end" in fields:
             self.put(End())
 
@@ -204,6 +223,7 @@ class RedisLogits(_StreamReader):
         self._final: dict[str, str] | None = None  # answer to the next finalize
 
     def start(self) -> None:
+        self._writer.on_error = self.on_error
         self._writer.start()
         super().start()
 
@@ -214,7 +234,7 @@ class RedisLogits(_StreamReader):
     def handle(self, name: str, fields: _Fields) -> None:
         if name == INPUT:
             logits = _parse_rows(fields.get(b"logits", b""), len(CLASSES), "logits")[:, self._columns]
-            self.put(LogProbs(_log_softmax(logits)))
+            self.put_pieces(_log_softmax(logits), lambda piece, _: LogProbs(piece))
         elif name == RESET:
             self.put(Mark())
             self._writer.add(_DONE[RESET], {"done": 1})
@@ -240,27 +260,23 @@ class RedisLogits(_StreamReader):
         self._final = None
 
 
-class _StreamWriter:
+class _StreamWriter(Source):
     """Writes to Redis on its own thread, so that a slow server does not delay decoding."""
 
     max_queued = 10_000  # answers, while the server is unavailable
 
     def __init__(self, client: Any, publish: Publish) -> None:
+        super().__init__("the writer of answers to Redis")
         self.client = client
         self.publish = publish
         self._full = False
         self._queue: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(self.max_queued)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="redis writer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stopped.set()
         with suppress(queue.Full):
             self._queue.put_nowait(None)
-        self._thread.join(timeout=10)
+        super().stop()
 
     def add(self, stream: str, fields: dict[str, Any]) -> None:
         try:
@@ -274,15 +290,17 @@ class _StreamWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            while not self._write(*item) and not self._stopping.wait(_RETRY_S):
+            while not self._write(*item) and not self._stopped.wait(_RETRY_S):
                 pass
 
     def _write(self, stream: str, fields: dict[str, Any]) -> bool:
-        """Add an entry; return False if the server is unavailable."""
-        from redis import RedisError
+        """Add an entry; return False if the server is unavailable. An entry that it refuses is dropped."""
+        from redis import RedisError, ResponseError
 
         try:
             self.client.xadd(stream, fields, maxlen=_MAX_LENGTH, approximate=True)
+        except ResponseError as error:  # such as a key of another type: trying again would block all other answers
+            self.publish(_fault(f"Redis refused an answer to {stream}: {error}", "dropped"))
         except RedisError:
             return False
         return True
