@@ -6,6 +6,7 @@ Files with a hash or checksum must be refused or give exactly their original con
 import gzip
 import io
 import json
+import pickle
 import random
 import shutil
 import zipfile
@@ -15,15 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 from hypothesis import strategies as st
 
 from arcuate.config import read_yaml
 from arcuate.data.prepare import prepare_store
 from arcuate.data.readers import process
+from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.decoding.config import read_decoding_config
 from arcuate.decoding.exported.archive import open_archive, write_archive
 from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.logits import read_logits
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import read_candidates
 from arcuate.evaluation.linear import read_weights
@@ -126,6 +130,22 @@ def test_recordings(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
         assert len(store.trials) == 3 or n_missing, "a trial is missing and no row of the report says so"
 
     check(read, [seed], tmp_path / layout, 60, 2500)
+
+
+def test_nwb_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    simulate(tmp_path / "source", layout="nwb", n_sessions=1, n_trials=4, n_electrodes=4, difficulty="easy")
+    [path] = (tmp_path / "source").rglob("*.nwb")
+    seed = path.read_bytes()
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        report = prepare_store(tmp_path / "source", folder / "store", force=True)
+        if not report.written:
+            raise UserError(report.unreadable[0].detail)
+        assert Store.open(folder / "store").find_changed() == []
+
+    check(read, [seed], tmp_path / "nwb", 30, 2500)
 
 
 @pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.h5"])
@@ -388,6 +408,45 @@ def test_arrays_in_archives(tmp_path: Path) -> None:
         read_log_probs(folder / "scores.npz")
 
     check(read, [array.getvalue()[:400]], tmp_path / "npy", 150, 4000)
+
+
+def write_logits(folder: Path) -> dict[str, bytes]:
+    """The same two trials in every format of `read_logits`."""
+    rng = np.random.default_rng(1)
+    trials = [rng.normal(size=(n, 41)).astype(np.float32) for n in (5, 3)]
+    texts = ["Yes.", "No."]
+    np.save(folder / "scores.npy", np.concatenate(trials))
+    (folder / "scores.json").write_text(json.dumps({"lengths": [5, 3], "trials": ["a", "b"], "texts": texts}))
+    np.savez(folder / "scores.npz", logits=np.concatenate(trials), lengths=np.array([5, 3]), texts=np.array(texts))
+    cells = np.empty((1, 2), dtype=object)
+    cells[0, :] = trials
+    scipy.io.savemat(folder / "scores.mat", {"logits": cells, "texts": np.array(texts, dtype=object)})
+    (folder / "scores.pkl").write_bytes(pickle.dumps({"logits": trials, "cue_sentence": texts}, 4))
+    return {p.suffix[1:]: p.read_bytes() for p in folder.glob("scores.*")}
+
+
+@pytest.mark.parametrize("kind", ["npy", "json", "npz", "mat", "pkl"])
+def test_logits(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "logits").mkdir()
+    seeds = write_logits(tmp_path / "logits")
+    read_logits(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
+
+    def read(content: bytes, folder: Path) -> None:
+        (tmp_path / "logits" / f"scores.{kind}").write_bytes(content)
+        read_logits(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
+
+    check(read, [seeds[kind]], tmp_path / f"logits-{kind}", 60, 2000, documents=documents_of(kind))
+
+
+def test_logits_of_other_shapes(tmp_path: Path) -> None:
+    """Pickles whose entries have any type and nesting."""
+    values = st.recursive(
+        st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.just(np.zeros((2, 41), np.float32)),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["logits", "texts", "x"]), inner),
+    )
+    keys = st.sampled_from(["logits", "cue_sentence", "decoded_phonemes_raw", "texts"])
+    contents = (st.dictionaries(keys, values) | st.lists(st.dictionaries(keys, values), max_size=3)).map(pickle.dumps)
+    fuzz(write_and(read_logits, "scores.pkl"), generated(contents, 150, 3000), tmp_path / "logits-shapes").check(0.3)
 
 
 # --- training logs -----------------------------------------------------------------------------------------------

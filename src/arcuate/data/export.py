@@ -6,10 +6,7 @@ parquet    trials.parquet, and the bins of each session in an .npz file
 """
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +21,7 @@ from arcuate.data.readers.nwb import NOTES
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS, session_date
 from arcuate.errors import UserError
-from arcuate.files import explain_write_error, save_npz
+from arcuate.files import locked_folder, save_npz
 from arcuate.progress import Progress
 
 FORMATS = ("nwb", "brainsets", "parquet")
@@ -60,11 +57,9 @@ def export_data(
     _require(to)
     opened = store if isinstance(store, Store) else Store.open(store)
     out = Path(out)
-    if out.exists() and not (force and (out / ".arcuate-export").is_file()):
-        hint = " and is not an earlier export" if force else "; add --force to replace an earlier export"
-        raise UserError(f"{out} exists{hint}; choose another folder")
+    _check_target(out, force)
     files: list[Path] = []
-    with _new_folder(out) as folder:
+    with locked_folder(out) as folder:
         for i, session in enumerate(opened.sessions):
             if progress:
                 progress(i, len(opened.sessions), f"writing {session}")
@@ -72,24 +67,14 @@ def export_data(
         if to == "parquet":
             files.append(_write_table(folder, opened))
         (folder / ".arcuate-export").write_text(f"{to} {__version__}\n", encoding="utf-8")
+        _check_target(out, force)  # another process may have written it meanwhile
     return DataExport(out, to, tuple(out / file.name for file in files), len(opened.trials))
 
 
-@contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that is renamed to `out` when it is complete."""
-    temporary = out.with_name(f".{out.name}.partial")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            shutil.rmtree(out, ignore_errors=True)
-            os.replace(temporary, out)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise explain_write_error(error, out) from error
+def _check_target(out: Path, force: bool) -> None:
+    if out.exists() and not (force and (out / ".arcuate-export").is_file()):
+        hint = " and is not an earlier export" if force else "; add --force to replace an earlier export"
+        raise UserError(f"{out} exists{hint}; choose another folder")
 
 
 def _require(to: str) -> None:

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from arcuate.data.trial import session_date
@@ -71,7 +73,9 @@ def write_nwb(
     for name, signal in series.items():
         options = {"description": signal.description, "data": signal.data, "unit": signal.unit}
         file.add_acquisition(TimeSeries(name=name, timestamps=times, **options))
-    with NWBHDF5IO(path, "w") as io:
-        io.write(file)
+    content = BytesIO()  # HDF5 crashes the process if it cannot write to a disk
+    with h5py.File(content, "w") as storage, NWBHDF5IO(file=storage, mode="w") as writer:
+        writer.write(file)
+    path.write_bytes(content.getbuffer())
     if problems := validate(path=str(path)):
         raise UserError(f"{path.name} does not satisfy the NWB schema: {problems[0]}")

@@ -117,13 +117,20 @@ def _read_pickle(path: Path, boundary: str | None, fold: Sequence[str]) -> Logit
     if key is None or not isinstance(content[key], list | tuple | np.ndarray):
         known = ", ".join(str(name) for name in list(content)[:12])
         raise UserError(f"{path} has no entry with logits; it has {known}")
-    logits = [np.asarray(part) for part in content[key]]
+    logits = [_as_array(path, i, part) for i, part in enumerate(content[key])]
     names: dict[str, Any] = {}
     texts = next((content[n] for n in ("cue_sentence", "sentence_label", "texts", "text") if n in content), None)
     if isinstance(texts, list | tuple | np.ndarray):
         names["texts"] = [None if text is None else str(text) for text in texts]
     decoded = content.get("decoded_phonemes_raw")
     return _join(path, logits, names, boundary, fold, decoded if isinstance(decoded, list | tuple) else None)
+
+
+def _as_array(path: Path, number: int, part: Any) -> np.ndarray:
+    try:
+        return np.asarray(part)
+    except (ValueError, TypeError, OverflowError):
+        raise UserError(f"{path}, trial {number}: logits are not an array of frames and classes") from None
 
 
 def _build(

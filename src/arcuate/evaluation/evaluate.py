@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from arcuate.data.alphabet import error_rate_name, token_unit
+from arcuate.data.alphabet import CLASSES, error_rate_name, token_unit
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
@@ -48,7 +48,7 @@ class Evaluation:
     metrics: PhonemeMetrics
     provenance: "Provenance"
     excluded: "ExcludedTrials"
-    classes: tuple[str, ...]  # alphabet of the model
+    classes: tuple[str, ...] = CLASSES  # alphabet of the model
     delay_ms: float | None = None  # of the model by design; None if it is not causal
 
     @property
