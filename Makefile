@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo live pictures test thorough lint types audit clean
+.PHONY: demo live pictures test thorough lint types audit docs notebooks clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -49,9 +49,17 @@ audit: .venv/.installed-dev
 	$(PIP) --editable '.[dev]'
 	touch $@ .venv/.installed
 
+# the documentation site, in site/; works offline
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# notebooks/*.ipynb from the .py files in jupytext's percent format
+notebooks: .venv/.installed-dev
+	$(BIN)/jupytext --to ipynb notebooks/*.py
+
 # every picture in docs/images; look at each before committing it
 pictures: .venv/.installed-dev runs/demo/recipe.yaml
 	$(BIN)/python benchmarks/pictures.py --run runs/demo --out docs/images
 
 clean:
-	rm -rf .venv runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv site runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from arcuate.live.decoder import StreamingDecoder as StreamingDecoder
     from arcuate.live.serve import serve as serve
     from arcuate.models.import_checkpoint import import_checkpoint as import_checkpoint
+    from arcuate.progress import ProgressBar as ProgressBar
     from arcuate.run import Run as Run
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ProgressBar": "progress",
     "Recipe": "experiments.recipe",
     "Remedy": "insight.doctor",
     "Run": "run",

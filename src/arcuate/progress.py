@@ -16,6 +16,36 @@ logger = logging.getLogger("arcuate")
 logger.addHandler(logging.NullHandler())
 
 
+class ProgressBar:
+    """A progress bar for scripts and notebooks: `arcuate.train(…, progress=ProgressBar())`.
+
+    It is drawn by rich, which shows one line that updates itself in terminals and in Jupyter alike. Every description
+    gets its own line, which stays when it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, done: int, total: int, description: str) -> None:
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            self._bar, self._tasks = Bar(transient=False), {}
+            self._bar.start()
+        if description not in self._tasks:
+            self._tasks[description] = self._bar.add_task(description, total=total)
+        self._bar.update(self._tasks[description], completed=done, total=total)
+        if self._bar.finished:
+            self.close()
+
+    def close(self) -> None:
+        """Stop drawing; called when everything is complete, and needed only after an interruption."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
 def counted(n: int, noun: str) -> str:
     """`1 session`, `2 sessions`."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")

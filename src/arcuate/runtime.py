@@ -1,4 +1,4 @@
-"""`Decoder`: decode with an exported model (`.arcx`). Needs numpy, onnxruntime and, for words, numba; not torch.
+"""`Decoder`: decode with an exported model (`.arcx`). Needs numpy, onnxruntime and (words only) numba; not torch.
 
     decoder = Decoder.load("model.arcx")
     for bins in stream:                    # (t, C), as they arrive

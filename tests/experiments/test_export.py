@@ -22,7 +22,7 @@ from arcuate.live.bench import bench_live
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder
 from arcuate.models.config import ModelConfig, ModelSettings
-from arcuate.models.model import Model
+from arcuate.models.model import Model, build_on_meta
 from arcuate.runtime import Decoder
 from support.cli import assert_refused, one_object
 from support.forking import arcuate
@@ -58,11 +58,12 @@ def test_every_packaged_recipe_exports_or_is_refused(tmp_path: Path, name: str) 
     """At full width; few channels keep the file small."""
     torch.manual_seed(0)
     settings, path = shipped_settings()[name], tmp_path / "m.arcx"
-    model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)).eval()
+    config = ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)
     if not settings.encoder.causal:
         with pytest.raises(UserError, match="bidirectional"):
-            write_export(path, model, None)
+            write_export(path, build_on_meta(config), None)
         return
+    model = Model(config).eval()
     write_export(path, model, None)
     bins = np.random.default_rng(0).normal(1.0, 2.0, (40, 4)).astype(np.float32)
     known = Statistics(bins.mean(0), bins.std(0), 100)

@@ -72,11 +72,11 @@ def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
         parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
     )
     decoder.reset(trial.session, block)
-    search, order = decoder.engine.search, list(decoder.layout.columns)
+    search = decoder.engine.search
     state, partials = search.start(), []
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))
-        state = search.step(state, partial.log_probs[:, order])
+        state = search.step(state, decoder._columns(partial.log_probs))
         assert partial.words == tuple(search.partial(state)) and partial.n_settled == search.n_settled(state)
         assert partial.text == " ".join(partial.words) and partial.n_frames == len(decoder.log_probs())
     final = decoder.finish()

@@ -137,6 +137,8 @@ def _child(arguments: list[str], job: dict[str, Any], stdout: int, stderr: int, 
     os.chdir(job["cwd"])
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - the inherited ones belong to other files
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     from arcuate.cli import main
 

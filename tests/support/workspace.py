@@ -204,7 +204,8 @@ class Bench:
         if done.code:
             finished = self._outputs(folder).keys() == self.after.keys()
             repeated = run([*self.arguments, *more], folder)
-            refused = finished and repeated.code == 2 and "exists" in repeated.stderr  # it was complete already
+            known = any(words in repeated.stderr for words in ("exists", "already contains recordings"))
+            refused = finished and repeated.code == 2 and known  # it was complete already
             assert repeated.code == 0 or refused, where + f"then again: {repeated.stderr[-1500:]}"
             self._check_outputs(folder, where + "then again: ", complete=True)
         shutil.rmtree(folder)

@@ -9,6 +9,7 @@ Bins are stored as in the source. Reading replaces NaN and infinity by 0 in tria
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError
-from arcuate.files import check_resources, old_folder
+from arcuate.files import check_resources, old_folder, to_frame
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -170,6 +171,20 @@ class Store:
         path = Path(path)
         manifest = _read_manifest(path)
         return cls(path, manifest, *_check_manifest(path, manifest))
+
+    def __repr__(self) -> str:
+        splits = Counter(trial.split for trial in self.trials)
+        counts = ", ".join(f"{n:,} {split}" for split, n in splits.items())
+        kind = "simulated " if self.simulated else ""
+        return (
+            f"Store({str(self.path)!r}: {kind}{self.layout}, {len(self.sessions)} sessions, {self.n_channels} channels,"
+            f" {len(self.trials):,} trials ({counts}))"
+        )
+
+    def to_frame(self) -> Any:
+        """One line per trial as a pandas DataFrame."""
+        keys = ("id", "session", "split", "block", "number", "n_bins", "text", "corpus", "flags")
+        return to_frame({key: getattr(trial, key) for key in keys} for trial in self.trials)
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         """Bins (T, C) float32, written to `out` if given; non-finite values of flagged trials are replaced by 0."""

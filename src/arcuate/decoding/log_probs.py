@@ -120,8 +120,9 @@ def reorder_for_words(classes: Sequence[str], settings: "DecodingConfig") -> Wor
     return WordColumns(tuple(classes), settings.boundary, fold, names)
 
 
-def read_log_probs(path: Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
+def read_log_probs(path: str | Path, boundary: str | None = None, fold: Iterable[str] = ()) -> FrameLogProbs:
     """Read an .npz file: `logp` (all frames, V), `lengths`, `classes`, optionally `trials`."""
+    path = Path(path)
     arrays = _load_arrays(path)
     logp, lengths = arrays["logp"], arrays["lengths"]
     if logp.ndim != 2 or logp.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""`SentenceStream`: bins in, partial texts and n-best lists out, for an acoustic model of any kind.
+"""`SentenceStream`: bins in, partial texts and n-best lists out; the acoustic model may be of any kind.
 
 `live/decoder.py` runs it with a torch model, `runtime.py` with an exported one. Importing it needs neither torch nor
 pydantic.

@@ -99,6 +99,10 @@ class TrainResult:
     def __fspath__(self) -> str:
         return os.fspath(self.run)
 
+    def plot_curves(self) -> Any:
+        """Validation error rate and training loss over steps as an Altair chart."""
+        return self.run.plot_curves()
+
     def to_dict(self) -> dict[str, Any]:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}
         if not self.dry_run:

@@ -75,7 +75,7 @@ _Signature = tuple[tuple[int, int], ...]
 
 @dataclass
 class _Known:
-    """What is known about one run folder, for one state of its files."""
+    """What is known about one run folder in one state of its files."""
 
     signature: _Signature
     row: BoardRow

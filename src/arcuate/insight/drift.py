@@ -165,7 +165,7 @@ def _profile_figure(result: DriftResult) -> Figure:
 def _mean_figure(result: DriftResult) -> Figure:
     shifts = np.array([row.channels.mean_shift for row in result.sessions], dtype=np.float64).T  # None becomes NaN
     caption = (
-        f"Shift of the mean of each channel from that in {result.reference}; empty is no shift or a flat channel. The"
+        f"Shift of the mean of each channel from that in {result.reference}; empty: no shift, or a flat channel. The"
         " mean of threshold crossings is their rate."
     )
     scale = ColourScale("0", "1 SD or more")

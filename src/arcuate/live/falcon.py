@@ -62,7 +62,7 @@ def make_falcon_decoder(
     decoding: DecodingConfig | str | Path | None = None,
     checkpoint: str = "best",
 ) -> Any:
-    """A `falcon_challenge.interface.BCIDecoder` of a run trained on characters, for task H2 and batches of one.
+    """A `falcon_challenge.interface.BCIDecoder` of a run trained on characters: task H2 and batches of one.
 
     Without `lm` the most probable characters are returned; with one, words over a spelled lexicon.
     """

@@ -221,6 +221,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # else another server could take the port meanwhile
     except OSError as error:
         listener.close()
         raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None

@@ -1,4 +1,4 @@
-"""Check an encoder against the laws that the encoders of the package satisfy, for `arcuate check-encoder`.
+"""Check an encoder against the laws that the encoders of the package satisfy (`arcuate check-encoder`).
 
 The encoder is tested inside a small model, because the laws concern what training, evaluation and streaming see.
 """

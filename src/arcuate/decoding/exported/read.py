@@ -91,7 +91,7 @@ class ExportedFile:
 
     @property
     def trained_on(self) -> Mapping[str, Any]:
-        """Layout and features of the training data, for `Store.check_trained_on`."""
+        """Layout and features of the training data: the input of `Store.check_trained_on`."""
         source = self.metadata.get("source")
         data = source.get("data") if isinstance(source, dict) else None
         return data if isinstance(data, dict) else {}

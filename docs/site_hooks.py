@@ -1,0 +1,100 @@
+"""Pages of the site that are generated: commands from `--help`, the Python names, the changelog.
+
+MkDocs calls these functions while it builds (https://www.mkdocs.org/user-guide/configuration/#hooks).
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path, make in {
+        "reference/commands.md": _commands,
+        "reference/python.md": _python,
+        "reference/changelog.md": lambda: _relink((ROOT / "CHANGELOG.md").read_text("utf-8")),
+    }.items():
+        files.append(File.generated(config, path, content=make()))
+    return files
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The offline plugin loads a script from a network; the copy in assets/ is used instead."""
+    return _local_script(output, page.url.count("/"))
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    return _local_script(output_content, template_name.count("/"))
+
+
+def _local_script(html: str, depth: int) -> str:
+    return html.replace("https://unpkg.com/iframe-worker/shim", "../" * depth + "assets/iframe-worker.js")
+
+
+def _relink(text: str) -> str:
+    return re.sub(r"\]\(docs/", "](../", text)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _plain(markup: str | None) -> str:
+    """Help text without rich's markup."""
+    return re.sub(r"\[/?(?:bold|dim|italic|)\]", "", markup or "").strip()
+
+
+def _commands() -> str:
+    import typer.main
+
+    from arcuate.cli import app
+
+    group = typer.main.get_command(app)
+    lines = ["# Commands", "", "Every command with its options, as printed by `arcuate COMMAND --help`.", ""]
+    _describe(group, "arcuate", lines, 2)
+    return "\n".join(lines)
+
+
+def _describe(command: Any, name: str, lines: list[str], level: int) -> None:
+    context = command.context_class(command, info_name=name)
+    children = getattr(command, "commands", None)
+    if name != "arcuate":
+        lines += [f"{'#' * min(level, 4)} `{name}`", "", _plain(command.help), ""]
+        if not children:
+            usage = " ".join(command.collect_usage_pieces(context))
+            lines += ["```sh", f"{name} {usage}", "```", ""]
+        rows = []
+        for parameter in command.params:
+            if getattr(parameter, "hidden", False) or parameter.name == "help":
+                continue
+            flags = " ".join((*parameter.opts, *parameter.secondary_opts))
+            if parameter.param_type_name == "argument":
+                flags = parameter.metavar or parameter.name.upper()
+            default = parameter.default
+            shown = "" if default is None or callable(default) or default in (False, [], ()) else f"`{default}`"
+            rows.append(f"| `{flags}` | {_escape(_plain(getattr(parameter, 'help', '')))} | {shown} |")
+        if rows and not children:
+            lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
+    if children:
+        for child in command.list_commands(context):
+            below = level if name == "arcuate" else level + 1
+            _describe(command.get_command(context, child), f"{name} {child}", lines, below)
+
+
+def _python() -> str:
+    import arcuate
+
+    lines = [
+        "# Python",
+        "",
+        "The public names of `arcuate`. They are imported on first use; none of the functions prints.",
+        "",
+    ]
+    for name in arcuate.__all__:
+        if name in arcuate._HOMES:
+            lines += [f"::: arcuate.{arcuate._HOMES[name]}.{name}", ""]
+    return "\n".join(lines)

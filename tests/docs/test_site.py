@@ -1,0 +1,43 @@
+"""The documentation site builds without a warning: no broken link or anchor, no page outside the navigation."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_lists_every_command_and_every_public_name(site: Path) -> None:
+    import arcuate
+    from arcuate.cli.app import COMMANDS
+
+    commands = (site / "reference" / "commands.html").read_text("utf-8")
+    assert [c for c in COMMANDS if f"<code>arcuate {c}" not in commands] == []
+    python = (site / "reference" / "python.html").read_text("utf-8")
+    assert [name for name in arcuate._HOMES if f".{name}" not in python] == []
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text("utf-8"))
+        assert [url for url in loaded if "canonical" not in url] == [], page
