@@ -199,7 +199,7 @@ class PluginEncoderSettings(PluginSettings):
         return True
 
 
-AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings | PluginEncoderSettings
+AnyEncoderSettings = GRUSettings | SSMSettings | TransformerSettings
 _ENCODER_KINDS = ("gru", "ssm", "transformer")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from arcuate.errors import UserError
-from arcuate.models.config import AnyEncoderSettings
+from arcuate.models.config import AnyEncoderSettings, PluginEncoderSettings
 
 EncoderState: TypeAlias = Any  # a tensor or frozen dataclass of tensors; opaque outside its encoder
 
@@ -17,7 +17,7 @@ EncoderState: TypeAlias = Any  # a tensor or frozen dataclass of tensors; opaque
 class Encoder(nn.Module):
     """Bins to frames for complete trials and as a stream."""
 
-    settings: AnyEncoderSettings
+    settings: AnyEncoderSettings | PluginEncoderSettings
 
     @property
     def n_outputs(self) -> int:
