@@ -163,7 +163,7 @@ def test_more_workers_than_cores_are_reported_and_not_started(
 
 def test_curves_are_placed_two_by_two_at_most() -> None:
     """A column takes more than a third of the width, so a third one never fits beside two."""
-    style = (files("arcuate") / "insight" / "styles" / "style.css").read_text("utf-8")
+    style = (files("arcuate") / "insight" / "templates" / "page.css").read_text("utf-8")
     (share,) = re.findall(r"\.pair \{[^}]*auto-fit, minmax\(min\(100%, max\([^,]+, (\d+)%\)\), 1fr\)", style)
     assert 100 / 3 < int(share) < 50
 
