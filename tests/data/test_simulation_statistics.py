@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.data.alphabet import PHONEMES
+from arcuate.data.alphabet import CHARACTERS, PHONEMES
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.articulation import GESTURES, Timing, articulate, draw_onsets
 from arcuate.data.simulation.cortex import (
@@ -88,7 +88,7 @@ def test_inflections(word: str, form: str, expected: str) -> None:
 
 
 def test_every_phoneme_has_its_own_gesture() -> None:
-    assert set(GESTURES) == {*PHONEMES, "SIL"}
+    assert set(GESTURES) == {*PHONEMES, "SIL", *CHARACTERS[1:]}
     seen = {gesture.tobytes() for gesture in GESTURES.values()}
     assert len(seen) == len(GESTURES)
 

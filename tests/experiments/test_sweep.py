@@ -180,9 +180,9 @@ print(json.dumps({"best_per": 0.01, "steps": 2}))
 
 def test_a_trial_that_did_not_finish_is_never_the_best(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", STOPPED_BY_THE_GUARD))
-    study = open_study(sweep)
+    _, study = open_study(sweep)
     run_trial(sweep, study, study.ask({d.path: to_distribution(d) for d in sweep.space}), Stop())
-    result = summarise_study(sweep, study)
+    result = summarise_study(sweep.out, study)
     assert result.best is None and result.trials[0].state == "fail"
     assert result.trials[0].reason == "stopped by the guard at step 2 of 600"
 

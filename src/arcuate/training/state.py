@@ -201,7 +201,7 @@ class TrainingState:
         saved = self._to_dict()
         tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
         if self.averages.current:  # model.safetensors holds the average, and the weights themselves go here
-            tensors |= {f"weights.{n}": p.detach() for n, p in self.model.named_parameters()}
+            tensors |= {f"weights.{n}": p.detach().clone() for n, p in self.model.named_parameters()}
         with self.averages.applied(self.model):
             folder = save_checkpoint(self.run, self.step, self.model, tensors, saved)
         link(self.run, "last", folder)
