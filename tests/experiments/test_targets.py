@@ -69,11 +69,12 @@ def test_impossible_targets_are_reported_before_training() -> None:
 
 
 def test_training_says_whether_the_target_was_met(cohort_store: Path, tmp_path: Path, messages: list[str]) -> None:
-    overrides = [*SMALL, "purpose=A first look", "target={per: 0.999, by_step: 3}"]
+    longer = ["train.steps=60", "train.validate_every=20", "train.log_every=20"]
+    overrides = [*SMALL, *longer, "purpose=A first look", "target={per: 0.999, by_step: 60}"]
     result = train("tiny", cohort_store, tmp_path / "run", overrides=overrides)
-    assert result.target is not None and (result.target.status, result.target.step) == ("met", 2)
+    assert result.target is not None and (result.target.status, result.target.step) == ("met", 20)
     assert any("purpose: A first look" in message for message in messages)
-    assert any("target met: PER ≤ 99.9 % by step 3" in message for message in messages)
+    assert any("target met: PER ≤ 99.9 % by step 60" in message for message in messages)
     changed = [*overrides[:-1], "target={per: 0.001}"]  # may differ in a resumed run
     assert train("tiny", cohort_store, result.run, overrides=changed, resume=True).target.status == "missed"
 
