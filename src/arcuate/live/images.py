@@ -43,7 +43,7 @@ def encode_posteriors(log_probs: np.ndarray, position: int, stride: int) -> byte
 
 
 class ImageHistory:
-    """The images of the last seconds, for a page that is opened later."""
+    """The images of the last seconds; a page that is opened later shows them."""
 
     def __init__(self) -> None:
         self._messages: deque[tuple[int, int, bytes]] = deque()  # kind, bin number, message

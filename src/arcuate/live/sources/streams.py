@@ -129,7 +129,7 @@ def connect(url: str) -> Any:
 
 
 def redact_url(url: str) -> str:
-    """A URL without user name, password and query, for messages."""
+    """A URL without user name, password and query, to be shown in messages."""
     return re.sub(r"//.*@", "//***@", url.partition("?")[0], count=1, flags=re.DOTALL)
 
 
