@@ -72,7 +72,7 @@ class NwbMapping(Settings):
     space: str = Field(" ", min_length=1, max_length=1, description="Character that stands for a space in the text.")
     session: str | None = Field(None, max_length=100, description="Name of the session; null: that of the file.")
     val_fraction: float = Field(0.1, ge=0.0, le=0.9, description="Without a split: fraction of trials for validation.")
-    test_fraction: float = Field(0.1, ge=0.0, le=0.9, description="Without a split: last fraction of trials, used as test.")
+    test_fraction: float = Field(0.1, ge=0.0, le=0.9, description="Without a split: last fraction of trials (test).")
 
     @model_validator(mode="after")
     def _has_data(self) -> "NwbMapping":
