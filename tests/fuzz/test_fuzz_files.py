@@ -190,7 +190,19 @@ def test_run_folders(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_drawings_of_run_folders(tmp_path: Path) -> None:
-    check_run_folders(tmp_path, "metrics.jsonl", 4, 60)
+    """In this process, because the renderer of charts does not survive a fork."""
+    shutil.copytree(GOLDEN / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    path, rng = tmp_path / "run" / "metrics.jsonl", random.Random(0)
+    content = path.read_bytes()
+    for _ in range(count(4, 60)):
+        damaged = bytearray(content)
+        for _ in range(rng.randint(0, 12)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            report_page(read_run_data(Run(tmp_path / "run")))
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 def check_run_folders(tmp_path: Path, part: str, usual: int, thorough: int) -> None:
