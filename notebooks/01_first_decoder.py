@@ -15,7 +15,7 @@
 # Simulate recordings of attempted speech, train a decoder, and read sentences from trials it has not seen. About two
 # minutes on a laptop CPU; on a machine with a GPU the same code uses it.
 #
-# In a hosted notebook, install first: `%pip install arcuate`.
+# In a hosted notebook, install first from a clone or a wheel: `%pip install PATH`.
 
 # %%
 import shutil

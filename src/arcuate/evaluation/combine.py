@@ -39,7 +39,7 @@ from arcuate.evaluation.linear import (
 )
 from arcuate.evaluation.metrics import Score, WordMetrics, score, score_text, summarise_words, total
 from arcuate.evaluation.significance import Difference, bootstrap_interval, score_difference
-from arcuate.evaluation.submission import WORDS_LABEL, find_decodings, missing_decodings
+from arcuate.evaluation.submission import find_decodings, missing_decodings
 from arcuate.files import (
     DECODINGS,
     FRAME_SCORES,
@@ -52,7 +52,7 @@ from arcuate.files import (
 )
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
-from arcuate.run import RunLike, open_run
+from arcuate.run import WORDS_LABEL, RunLike, open_run
 
 Mean = Literal["arithmetic", "geometric"]
 METHODS = ("auto", "linear", "mbr", "rover", "arithmetic", "geometric")

@@ -19,12 +19,11 @@ from arcuate.data.trial import SPLITS, layout_of_session, session_order
 from arcuate.errors import UserError
 from arcuate.files import OutputKind, check_writable, fields_to_dict, read_jsonl, write_text
 from arcuate.progress import logger
-from arcuate.run import Run, RunLike, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
 _MAX_TRIALS = 100_000  # of a session
 _MAX_TEXT_BYTES = 10_000_000
-WORDS_LABEL = "words"  # default label of word decodings in a run folder
 _N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?P<split>{'|'.join(SPLITS)})/(?P<number>\d{{1,9}})")
 _CSV = OutputKind(re.compile(rb"id,text\r?\n"), "submission.csv")

@@ -30,23 +30,24 @@ class PublishedResult:
 
 
 _HOLDOUT, _VAL, _PRIVATE = "competition hold-out, 1,200 trials", "validation, 1,426 trials", "private test, Kaggle"
-_TEST24 = "test folder, 880 trials"
-_FEGHHI = "Feghhi et al. 2025, arXiv 2507.02800"
-_LIGHTBEAM = "Feghhi et al. 2026, arXiv 2603.14002"
-_WILLETT = "Willett et al. 2023, speechBCI README"
-_CARD = "Card et al. 2024, nejm-brain-to-text README"
+_TEST, _PART_OF_TEST = "test folder, 880 trials", "test folder, 600 trials of 15 sessions"
+_PAPER = "Feghhi et al. 2025, arXiv 2507.02800"
+_FILES = "result files of github.com/ebrahimfeghhi/transformers_with_dietcorp and /brainaudio"
+_LIGHTBEAM = "result files of github.com/ebrahimfeghhi/brainaudio, arXiv 2603.14002"
+_WILLETT = "Willett et al. 2023, notebook of github.com/fwillett/speechBCI"
+_CARD = "Card et al. 2024, README of nejm-brain-to-text"
 
 RESULTS = (
-    PublishedResult("unidirectional GRU", "b2t24", _TEST24, "PER", 21.75, True, _FEGHHI),
-    PublishedResult("bidirectional GRU", "b2t24", _TEST24, "PER", 20.5, False, _FEGHHI),
-    PublishedResult("causal time-masked Transformer", "b2t24", _TEST24, "PER", 15.91, True, _FEGHHI),
-    PublishedResult("unidirectional GRU, 3-gram", "b2t24", _TEST24, "WER", 18.9, True, _WILLETT),
-    PublishedResult("unidirectional GRU, 5-gram and OPT-6.7B", "b2t24", _TEST24, "WER", 13.7, True, _WILLETT),
-    PublishedResult("unidirectional GRU, 3-gram", "b2t24", _HOLDOUT, "WER", 15.25, True, _FEGHHI),
-    PublishedResult("unidirectional GRU, 5-gram and OPT-6.7B", "b2t24", _HOLDOUT, "WER", 11.12, True, _FEGHHI),
-    PublishedResult("causal Transformer, 3-gram", "b2t24", _HOLDOUT, "WER", 12.17, True, _FEGHHI),
-    PublishedResult("causal Transformer, 5-gram and OPT-6.7B", "b2t24", _HOLDOUT, "WER", 8.18, True, _FEGHHI),
-    PublishedResult("DCoND-LIFT, 10 models and GPT-3.5", "b2t24", _HOLDOUT, "WER", 5.77, False, _FEGHHI),
+    PublishedResult("unidirectional GRU", "b2t24", _TEST, "PER", 21.75, True, _FILES),
+    PublishedResult("bidirectional GRU", "b2t24", _TEST, "PER", 20.5, False, _FILES),
+    PublishedResult("causal time-masked Transformer", "b2t24", _TEST, "PER", 15.91, True, _FILES),
+    PublishedResult("unidirectional GRU, 3-gram", "b2t24", _PART_OF_TEST, "WER", 18.9, True, _WILLETT),
+    PublishedResult("unidirectional GRU, 5-gram and OPT-6.7B", "b2t24", _PART_OF_TEST, "WER", 13.7, True, _WILLETT),
+    PublishedResult("unidirectional GRU, 3-gram", "b2t24", _HOLDOUT, "WER", 15.25, True, _PAPER),
+    PublishedResult("unidirectional GRU, 5-gram and OPT-6.7B", "b2t24", _HOLDOUT, "WER", 11.12, True, _PAPER),
+    PublishedResult("causal Transformer, 3-gram", "b2t24", _HOLDOUT, "WER", 12.17, True, _PAPER),
+    PublishedResult("causal Transformer, 5-gram and OPT-6.7B", "b2t24", _HOLDOUT, "WER", 8.18, True, _PAPER),
+    PublishedResult("DCoND-LIFT, 10 models and GPT-3.5", "b2t24", _HOLDOUT, "WER", 5.77, False, _PAPER),
     PublishedResult(
         "10 bidirectional Transformers, LightBeam, Llama", "b2t24", _HOLDOUT, "WER", 5.01, False, _LIGHTBEAM
     ),
