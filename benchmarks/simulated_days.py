@@ -4,7 +4,8 @@ python benchmarks/simulated_days.py --out runs/simulated-days --seeds 20
 
 Per seed: four sessions of 100 trials on which a small `tiny` is trained for 240 steps, and four later days. Writes
 known-SEED.npz/.jsonl (val and test trials of the known sessions) and later-SEED.npz/.jsonl (all trials of the later
-days, decoded with the layer of the last known session). `confidence.py simulated` reads them. Seeds whose files exist are not computed again, so the command can be stopped and repeated.
+days, decoded with the layer of the last known session). `confidence.py simulated` reads them. Seeds
+whose files exist are not computed again, so the command can be stopped and repeated.
 """
 
 import argparse
