@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from arcuate.data.store import Store as Store
     from arcuate.decoding.decoder import load as load
     from arcuate.errors import UserError as UserError
+    from arcuate.evaluation.charts.curves import plot_curves as plot_curves
     from arcuate.evaluation.combine import combine as combine
     from arcuate.evaluation.decode import decode as decode
     from arcuate.evaluation.evaluate import evaluate as evaluate
@@ -84,6 +85,7 @@ _HOMES = {
     "load": "decoding.decoder",
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
+    "plot_curves": "evaluation.charts.curves",
     "prepare": "data.prepare",
     "prepare_board": "insight.board",
     "report_ablation": "insight.ablation",

@@ -88,15 +88,6 @@ class Run:
         """All rows of metrics.jsonl; an incomplete last line is ignored."""
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
-    def plot_curves(self) -> Any:
-        """Validation error rate and training loss over steps as an Altair chart."""
-        from arcuate.charts.plots import for_notebook, overlaid_curves
-
-        charts = overlaid_curves([(self.name, self.metrics())])
-        if not charts:
-            raise UserError(f"{self.path} has nothing to plot: its log has neither losses nor error rates yet")
-        return for_notebook(*charts)
-
 
 def open_run(run: RunLike) -> Run:
     """An existing run folder, or the model folder that `arcuate import` made."""

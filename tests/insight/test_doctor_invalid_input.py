@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.charts.images import png
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.images import png
 from arcuate.files import to_json_line
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page

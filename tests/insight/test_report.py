@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.charts.images import png
-from arcuate.charts.series import MAX_POINTS, curve_of
 from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.curves import MAX_POINTS, curve_of
+from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe

@@ -118,8 +118,9 @@ class Evaluation:
 
     def plot(self) -> Any:
         """Error rate by session with 95 % intervals as an Altair chart."""
-        from arcuate.charts.formats import short_session_names
-        from arcuate.charts.plots import Rate, for_notebook, session_chart
+        from arcuate.evaluation.charts.base import for_notebook
+        from arcuate.evaluation.charts.formats import short_session_names
+        from arcuate.evaluation.charts.plots import Rate, session_chart
 
         scores: dict[str, list[Score]] = {}
         for result in self.trials:

@@ -23,6 +23,7 @@ from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.curves import plot_curves
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
@@ -101,7 +102,7 @@ class TrainResult:
 
     def plot_curves(self) -> Any:
         """Validation error rate and training loss over steps as an Altair chart."""
-        return self.run.plot_curves()
+        return plot_curves(self.run)
 
     def to_dict(self) -> dict[str, Any]:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate.charts import plots
-from arcuate.charts.formats import MISSING, percent, split_name
-from arcuate.charts.plots import Chart
 from arcuate.errors import UserError
+from arcuate.evaluation.charts import base, plots
+from arcuate.evaluation.charts.base import Chart
+from arcuate.evaluation.charts.formats import MISSING, percent, split_name
 from arcuate.evaluation.significance import Arm as ScoredArm
 from arcuate.evaluation.significance import Contrast, contrast, difference, holm
 from arcuate.experiments.ablation import (
@@ -148,7 +148,7 @@ class AblationResult:
         """The effects with their intervals as an Altair chart."""
         if not self.n_comparisons:
             raise UserError(f"{self.experiment.out} has no effect to plot: no two arms are measured yet")
-        return plots.for_notebook(_effects_chart(self))
+        return base.for_notebook(_effects_chart(self))
 
     def to_frame(self) -> Any:
         """One line per effect as a pandas DataFrame."""

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arcuate.charts.formats import finite_int, finite_number
-from arcuate.charts.plots import group_colours, overlaid_curves
-from arcuate.charts.theme import colour
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.curves import group_colours, overlaid_curves
+from arcuate.evaluation.charts.formats import finite_int, finite_number
+from arcuate.evaluation.charts.theme import colour
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page

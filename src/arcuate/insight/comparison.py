@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.charts import plots
-from arcuate.charts.formats import count, percent, split_name
 from arcuate.config import Change
 from arcuate.errors import UserError
+from arcuate.evaluation.charts import base, plots
+from arcuate.evaluation.charts.formats import count, percent, split_name
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.files import check_output, to_frame, write_text
@@ -145,7 +145,7 @@ class Comparison:
 
     def plot(self) -> Any:
         """The differences with their intervals as an Altair chart."""
-        return plots.for_notebook(_forest_chart(self))
+        return base.for_notebook(_forest_chart(self))
 
     def to_frame(self) -> Any:
         """One line per comparison as a pandas DataFrame."""
@@ -355,7 +355,7 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def _forest_chart(comparison: Comparison) -> plots.Chart:
+def _forest_chart(comparison: Comparison) -> base.Chart:
     reference = comparison.groups[0].name
     rows = [
         plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)

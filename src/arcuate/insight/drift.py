@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
-from arcuate.charts import plots
-from arcuate.charts.formats import MISSING, percent, short_session_names, whole_percent
-from arcuate.charts.plots import Cell, Line, Rate, ValueAxis
-from arcuate.charts.series import Curve
-from arcuate.charts.theme import SERIES
 from arcuate.data.store import Store
+from arcuate.evaluation.charts import curves, plots
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
+from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, whole_percent
+from arcuate.evaluation.charts.plots import Cell, Rate
+from arcuate.evaluation.charts.theme import SERIES
 from arcuate.files import check_output, write_text
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure, render
 from arcuate.progress import counted
@@ -107,7 +107,7 @@ def _array_figure(result: DriftResult) -> Figure:
     for i, name in enumerate(names):
         values = tuple(row.arrays[name].subspace_similarity for row in result.sessions)
         lines.append(Line(name, SERIES[i % len(SERIES)], Curve(days, values, values, values, 0), dash=i >= len(SERIES)))
-    chart = plots.line_chart(
+    chart = curves.line_chart(
         lines,
         ValueAxis(percent=True, domain=(0.0, 1.0)),
         title="Similarity by array",

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from arcuate.charts.formats import MISSING, finite_number
 from arcuate.config import Change
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.formats import MISSING, finite_number
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text

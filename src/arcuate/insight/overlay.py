@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from arcuate.charts import plots
 from arcuate.errors import UserError
+from arcuate.evaluation.charts import curves
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.run import Run
 
@@ -15,13 +15,13 @@ FOREST_LEGEND = (
 DOT_LEGEND = (LegendEntry("one run", "blue", "dot"), LegendEntry("mean", "ink", "box"))
 
 
-def overlaid_figures(runs: Sequence[plots.GroupedRun]) -> list[Figure]:
+def overlaid_figures(runs: Sequence[curves.GroupedRun]) -> list[Figure]:
     """Learning curves of several runs, runs of one group in one colour; a click on the legend hides a group."""
     legend = [
         LegendEntry(name, colour, "dash" if dashed else "line", name)
-        for name, (colour, dashed) in plots.group_colours([group for group, _ in runs]).items()
+        for name, (colour, dashed) in curves.group_colours([group for group, _ in runs]).items()
     ]
-    return [make_figure(chart, legend=legend) for chart in plots.overlaid_curves(runs)]
+    return [make_figure(chart, legend=legend) for chart in curves.overlaid_curves(runs)]
 
 
 def any_simulated(runs: Iterable[Run]) -> bool:

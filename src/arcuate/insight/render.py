@@ -18,11 +18,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arcuate.charts import theme
-from arcuate.charts.formats import count, percent
-from arcuate.charts.plots import Chart
-from arcuate.charts.theme import colour
 from arcuate.errors import UserError
+from arcuate.evaluation.charts import theme
+from arcuate.evaluation.charts.base import Chart
+from arcuate.evaluation.charts.formats import count, percent
+from arcuate.evaluation.charts.theme import colour
 from arcuate.files import check_resources, write_text
 
 if TYPE_CHECKING:

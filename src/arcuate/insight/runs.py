@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from arcuate.charts.formats import finite_int, finite_number
 from arcuate.config import Change
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from arcuate.charts import plots
-from arcuate.charts.formats import MISSING, count, duration, percent
+from arcuate.evaluation.charts import base, plots
+from arcuate.evaluation.charts.formats import MISSING, count, duration, percent
 from arcuate.experiments.sweep import SweepResult, SweepTrial, sweep_status
 from arcuate.insight.overlay import any_simulated
 from arcuate.insight.render import Figure, LegendEntry, make_figure, render
@@ -39,7 +39,7 @@ def _figures(result: SweepResult) -> list[Figure]:
     scored = [trial for trial in result.trials if trial.per is not None]
     if not scored:
         return []
-    points: dict[str, list[plots.Row]] = {"trial": []}
+    points: dict[str, list[base.Row]] = {"trial": []}
     for trial in scored:
         shown = {"per": trial.per, "state": trial.state, "text": ", ".join(trial.overrides), "number": trial.number}
         points["trial"].append({**shown, "value": trial.number})

@@ -72,7 +72,7 @@ class Diagnosis:
 
     def plot(self) -> Any:
         """The error rate over its reference band as an Altair chart."""
-        from arcuate.charts.plots import for_notebook
+        from arcuate.evaluation.charts.base import for_notebook
         from arcuate.insight.doctor.page import diagnosis_chart  # which imports this module
 
         chart = diagnosis_chart(self.runs[0] if self.runs else self)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.charts import plots
-from arcuate.charts.formats import count, finite_number, percent
-from arcuate.charts.plots import Chart, Line, ValueAxis
-from arcuate.charts.series import Curve, thin_curve
+from arcuate.evaluation.charts import curves
+from arcuate.evaluation.charts.base import Chart
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, thin_curve
+from arcuate.evaluation.charts.formats import count, finite_number, percent
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.insight.doctor.recipe_checks import Cause
 from arcuate.insight.doctor.training_log import Series
@@ -118,15 +118,15 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
     reference, last = matching_reference(log, run.dataset), max(float(per.steps[-1]), 1.0)
     expected = reference.mean[reference.grid <= last].tolist() if reference else []
     shown = np.clip([*per.values, *expected], _LOWEST, _HIGHEST)
-    y = ValueAxis(percent=True, log=True, domain=plots.log_domain(shown[np.isfinite(shown)].tolist()))
+    y = ValueAxis(percent=True, log=True, domain=curves.log_domain(shown[np.isfinite(shown)].tolist()))
     best = int(per.values.argmin())
     step, rate = float(per.steps[best]), float(per.values[best])
     layers = [
         *(_reference_layers(reference, last, y) if reference else []),
-        *plots.step_marks(_marks(run), last),
-        *plots.best_mark(step, rate, y, last),
+        *curves.step_marks(_marks(run), last),
+        *curves.best_mark(step, rate, y, last),
     ]
-    return plots.line_chart(
+    return curves.line_chart(
         [Line(f"this run, {log.error_name}", "blue", _clamped(_curve(per), *(y.domain or (_LOWEST, _HIGHEST))))],
         y,
         title=f"{log.error_name} on validation",
@@ -149,7 +149,7 @@ def _reference_layers(reference: Reference, last: float, y: ValueAxis) -> list[C
     grid = [*reference.grid[reference.grid <= last].tolist(), min(last, float(reference.grid[-1]))]
     mean = np.interp(grid, reference.grid, reference.mean)
     half = np.maximum(_BAND_SD * np.interp(grid, reference.grid, reference.sd), _MIN_BAND * mean)
-    return plots.band_layers(grid, mean.tolist(), half.tolist(), y)
+    return curves.band_layers(grid, mean.tolist(), half.tolist(), y)
 
 
 def _marks(run: Diagnosis) -> list[tuple[int, str]]:
@@ -169,14 +169,14 @@ def _loss_figure(run: Diagnosis) -> Figure | None:
         return None
     last, unit = max(float(series.steps[-1]) for series, _, _ in shown), shown[0][0].unit
     n_missing = len(log.train_loss.non_finite_steps) + len(log.val_loss.non_finite_steps)
-    chart = plots.line_chart(
+    chart = curves.line_chart(
         [Line(name, colour, _curve(series)) for series, colour, name in shown],
-        ValueAxis(log=True, domain=plots.log_domain(values)),
+        ValueAxis(log=True, domain=curves.log_domain(values)),
         title="Loss",
         label="Loss, logarithmic",
         x_title=unit,
         last=last,
-        layers=plots.step_marks(_marks(run), last) if run.unit == unit else [],
+        layers=curves.step_marks(_marks(run), last) if run.unit == unit else [],
     )
     caption = f"{n_missing:,} non-finite values are not shown." if n_missing else None
     return make_figure(chart, caption=caption, legend=[LegendEntry(n, c, "line", n) for _, c, n in shown])
@@ -196,18 +196,18 @@ def _gradient_figure(run: Diagnosis) -> Figure | None:
     positive = _positive(norms)
     if len(positive) < 2:
         return None
-    return _series_figure("Gradient norm", norms, ValueAxis(log=True, domain=plots.log_domain(positive)), "train")
+    return _series_figure("Gradient norm", norms, ValueAxis(log=True, domain=curves.log_domain(positive)), "train")
 
 
 def _series_figure(title: str, series: Series, y: ValueAxis, colour: str) -> Figure:
     lines = [Line(title.lower(), colour, _curve(series))]
     label = f"{title}, logarithmic" if y.log else title
     last = float(series.steps[-1])
-    return make_figure(plots.line_chart(lines, y, title=title, label=label, x_title=series.unit, last=last))
+    return make_figure(curves.line_chart(lines, y, title=title, label=label, x_title=series.unit, last=last))
 
 
 def _positive(series: Series) -> list[float]:
-    return [v for v in series.values.tolist() if plots.SMALLEST < v < 1e100]
+    return [v for v in series.values.tolist() if curves.SMALLEST < v < 1e100]
 
 
 def _curve(series: Series) -> Curve:

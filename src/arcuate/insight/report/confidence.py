@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.charts import plots
-from arcuate.charts.formats import count, finite_int, finite_number, percent
-from arcuate.charts.plots import Line, ValueAxis
-from arcuate.charts.series import Curve
+from arcuate.evaluation.charts import curves
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
+from arcuate.evaluation.charts.formats import count, finite_int, finite_number, percent
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
 
@@ -54,7 +53,7 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     share = ValueAxis(percent=True, domain=(0.0, 1.0))
     diagonal = Line("perfect calibration", "ink", _curve([(0.0, 0.0), (100.0, 1.0)]), dash=True)
     found = Line("words", "blue", _curve([(100 * x, y) for x, y in reliability]))
-    chart = plots.line_chart(
+    chart = curves.line_chart(
         [diagonal, found],
         share,
         title="Share of right words by confidence",
@@ -66,7 +65,7 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     figures = [make_figure(chart, caption="Below the dashed line, confidences are too high.", legend=legend)]
     if risk:
         line = Line("wrong words", "orange", _curve([(100 * x, y) for x, y in risk]))
-        chart = plots.line_chart(
+        chart = curves.line_chart(
             [line],
             ValueAxis(percent=True),
             title="Wrong words among the most confident",

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.charts import plots
-from arcuate.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
-from arcuate.charts.plots import Line, ValueAxis
-from arcuate.charts.series import Curve, curve_of
+from arcuate.evaluation.charts import curves
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
+from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.files import read_json
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
@@ -33,7 +32,7 @@ def _loss_figure(data: RunData) -> Figure | None:
         return None
     last = train.median[-1] if train.median else None
     label = "CTC loss over steps" + (f"; final training loss {last:.3g}" if last is not None else "")
-    return _figure(data, "Loss", label, lines, plots.loss_axis(values))
+    return _figure(data, "Loss", label, lines, curves.loss_axis(values))
 
 
 def _error_figure(data: RunData) -> Figure | None:
@@ -44,11 +43,11 @@ def _error_figure(data: RunData) -> Figure | None:
     label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     y = ValueAxis(percent=True)
     entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
-    layers = plots.best_mark(step, rate, y, _last(data))
+    layers = curves.best_mark(step, rate, y, _last(data))
     if (floor := _floor(data)) is not None:
         name = f"floor without neural information, {percent(floor)}"
         entries.append(LegendEntry(name, "ink", "limit"))
-        layers = [*layers, plots.limit_rule(floor, y, name)]
+        layers = [*layers, curves.limit_rule(floor, y, name)]
     return _figure(data, data.rate_name, label, lines, y, layers, entries)
 
 
@@ -82,16 +81,16 @@ def _learning_rate_figure(data: RunData) -> Figure | None:
 
 def _gradient_figure(data: RunData) -> Figure | None:
     norms = curve_of(data.training, "grad_norm", "grad_norm_max")
-    positive = [v for v in norms.values if v > plots.SMALLEST]
+    positive = [v for v in norms.values if v > curves.SMALLEST]
     if not positive:
         return None
     limit = finite_number(data.setting("train.clip_norm")) or 0.0
-    clipped = limit > plots.SMALLEST
-    y = ValueAxis(log=True, domain=plots.log_domain([*positive, *([limit] if clipped else [])]))
+    clipped = limit > curves.SMALLEST
+    y = ValueAxis(log=True, domain=curves.log_domain([*positive, *([limit] if clipped else [])]))
     lines = [Line("before clipping" if clipped else "not clipped", "train", norms)]
     entries = [LegendEntry("maximum", "train", "band")]
     entries += [LegendEntry(f"clipped to {limit:g}", "ink", "limit")] if clipped else []
-    layers = [plots.limit_rule(limit, y, f"clipped to {limit:g}")] if clipped else []
+    layers = [curves.limit_rule(limit, y, f"clipped to {limit:g}")] if clipped else []
     label = f"Gradient norm over steps, logarithmic; between {min(positive):.3g} and {max(positive):.3g}"
     return _figure(data, "Gradient norm", label, lines, y, layers, entries)
 
@@ -122,7 +121,7 @@ def _figure(
     shown = [line for line in lines if line.curve.values]
     n_missing = sum(line.curve.n_missing for line in lines)
     caption = f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
-    chart = plots.line_chart(shown, y, title=title, label=label, last=_last(data), layers=layers)
+    chart = curves.line_chart(shown, y, title=title, label=label, last=_last(data), layers=layers)
     legend = [LegendEntry(line.name, line.colour, "line", line.name) for line in shown]
     return make_figure(chart, caption=caption, legend=[*legend, *entries])
 
@@ -201,4 +200,4 @@ def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:
     lines = [Line("error rate", "blue", curve)]
     title = "Error rate on the rest of the session"
     y = ValueAxis(percent=True)
-    return plots.line_chart(lines, y, title=title, label=label, x_title="calibration sentences", dots=True)
+    return curves.line_chart(lines, y, title=title, label=label, x_title="calibration sentences", dots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from arcuate.charts import plots
-from arcuate.charts.formats import finite_number, percent, short_session_names, split_name
-from arcuate.charts.plots import Cell, Rate
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, punctuation_classes
 from arcuate.data.text import normalise_text
+from arcuate.evaluation.charts import base, plots
+from arcuate.evaluation.charts.formats import finite_number, percent, short_session_names, split_name
+from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
@@ -202,7 +202,7 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
     )
 
 
-def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -> plots.Chart:
+def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -> base.Chart:
     """The row-normalised matrix, phonemes grouped by manner of articulation."""
     totals = _reference_totals(counts)
     names: list[str] = []
@@ -233,7 +233,7 @@ def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -
 def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | None:
     """Substitutions and deletions of each token, as fractions of its references."""
     totals = _reference_totals(counts)
-    rows: list[plots.Row] = []
+    rows: list[base.Row] = []
     for name in names:
         if not totals[name]:
             continue
@@ -241,7 +241,7 @@ def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | N
         n_substituted = totals[name] - counts[name, name] - n_deleted
         for kind, n in (("substituted", n_substituted), ("deleted", n_deleted)):
             text = f"{n:,} of {totals[name]:,}"
-            rows.append({"phoneme": name, "kind": kind, "rate": plots.rounded(n / totals[name]), "text": text})
+            rows.append({"phoneme": name, "kind": kind, "rate": base.rounded(n / totals[name]), "text": text})
     if not rows:
         return None
     chart = plots.bar_chart(

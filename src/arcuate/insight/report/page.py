@@ -7,7 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from arcuate.charts.formats import (
+from arcuate.config import to_tree
+from arcuate.errors import UserError
+from arcuate.evaluation.charts.formats import (
     MISSING,
     count,
     duration,
@@ -17,8 +19,6 @@ from arcuate.charts.formats import (
     percent,
     split_name,
 )
-from arcuate.config import to_tree
-from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.files import read_jsonl, write_text
 from arcuate.insight.render import render

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.charts import plots
-from arcuate.charts.formats import finite_int, finite_number, percent
-from arcuate.charts.plots import Line, ValueAxis
-from arcuate.charts.series import Curve
+from arcuate.evaluation.charts import curves
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
+from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
 from arcuate.files import read_json
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
@@ -40,7 +39,7 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
     )
     lines = [Line(name, colour, _curve(rates)) for name, colour, rates in sets]
     label = "; ".join(f"{name} from {rates[0][1]:.1%} to {rates[-1][1]:.1%}" for name, _, rates in sets)
-    chart = plots.line_chart(
+    chart = curves.line_chart(
         lines, ValueAxis(percent=True), title="PER by severity", label=label, x_title="severity, 0 = clean", dots=True
     )
     legend = [LegendEntry(name, colour, "line", name) for name, colour, _ in sets]

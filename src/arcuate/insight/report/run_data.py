@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.charts.formats import finite_int, finite_number
-from arcuate.charts.series import rows_by_step
 from arcuate.config import parse_yaml, to_tree
 from arcuate.data.alphabet import CLASSES, check_alphabet, token_unit
 from arcuate.errors import UserError
+from arcuate.evaluation.charts.curves import rows_by_step
+from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.charts.formats import finite_int, percent
-from arcuate.charts.images import png, pool
-from arcuate.charts.plots import Chart, Row
-from arcuate.charts.theme import MONO, colour
 from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
+from arcuate.evaluation.charts.base import Chart, Row
+from arcuate.evaluation.charts.formats import finite_int, percent
+from arcuate.evaluation.charts.images import png, pool
+from arcuate.evaluation.charts.theme import MONO, colour
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
 from arcuate.insight.report.errors import phoneme_symbol, token_groups, with_example

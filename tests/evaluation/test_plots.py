@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import vl_convert
 
-from arcuate.charts.formats import short_session_names
-from arcuate.charts.images import pool
-from arcuate.charts.plots import (
+from arcuate.errors import UserError
+from arcuate.evaluation.charts.base import for_notebook
+from arcuate.evaluation.charts.curves import (
     Line,
-    Rate,
     ValueAxis,
     best_mark,
-    for_notebook,
     line_chart,
     log_domain,
-    session_chart,
+    plot_curves,
     step_marks,
+    thin_curve,
 )
-from arcuate.charts.series import thin_curve
-from arcuate.charts.theme import DARK, LIGHT, colour, resolve
-from arcuate.errors import UserError
+from arcuate.evaluation.charts.formats import short_session_names
+from arcuate.evaluation.charts.images import pool
+from arcuate.evaluation.charts.plots import Rate, session_chart
+from arcuate.evaluation.charts.theme import DARK, LIGHT, colour, resolve
 from arcuate.insight.comparison import compare
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.render import make_figure, static_svg
@@ -39,7 +39,7 @@ def draw(chart: Any) -> str:
 
 def test_runs_diagnoses_and_comparisons_are_plotted(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a", per=0.3), make_run(tmp_path / "b", ["schedule.peak_lr=0.001"], per=0.2, seed=1)
-    svg = draw(a.plot_curves())
+    svg = draw(plot_curves(a))
     assert "Phoneme error rate on validation" in svg and "Training loss" in svg
     assert "best 30.2" in draw(diagnose(a.path).plot())
     assert "Difference from a" in draw(compare(a, b).plot())
@@ -49,7 +49,7 @@ def test_a_run_without_a_log_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     run.metrics_file.write_text("")
     with pytest.raises(UserError, match="nothing to plot"):
-        run.plot_curves()
+        plot_curves(run)
 
 
 def test_light_and_dark_charts_differ_in_colours_only() -> None:

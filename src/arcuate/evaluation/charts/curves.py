@@ -1,0 +1,353 @@
+"""Quantities over steps: thinned to what a screen can show, and drawn as lines; learning curves of several runs.
+
+Layers named `hover…` carry tooltips and are left out of static drawings. The parameter `hidden` is set by the pages:
+the series that a click on the legend hides.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcuate.errors import UserError
+from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, for_notebook, rounded
+from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
+from arcuate.evaluation.charts.theme import SERIES, colour
+from arcuate.run import RunLike, open_run
+
+if TYPE_CHECKING:
+    import altair as alt
+
+SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
+_LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
+MAX_POINTS = 320  # of one line; more cannot be seen on a screen
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over steps, thinned: the median, minimum and maximum of each stretch of steps."""
+
+    steps: tuple[float, ...]
+    median: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    n_missing: int  # logged values that are not finite
+
+    @property
+    def values(self) -> list[float]:
+        return [v for v in (*self.low, *self.high) if v is not None]
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]], key: str, peak: str | None = None) -> Curve:
+    """One quantity of the log; `peak` names a second one with the maximum within the same steps."""
+    rows = [row for row in rows if key in row]
+    values = [finite_number(row[key]) for row in rows]
+    peaks = [finite_number(row.get(peak)) for row in rows] if peak else ()
+    return thin_curve([int(row["step"]) for row in rows], values, peaks)
+
+
+def thin_curve(steps: Sequence[float], values: Sequence[float | None], peaks: Sequence[float | None] = ()) -> Curve:
+    size = max(1, -(-len(steps) // MAX_POINTS))
+    at, median, low, high = [], [], [], []
+    for i in range(0, len(steps), size):
+        kept = [v for v in values[i : i + size] if v is not None]
+        tops = kept + [v for v in peaks[i : i + size] if v is not None]
+        at.append(float(np.median(steps[i : i + size])))
+        median.append(float(np.median(kept)) if kept else None)
+        low.append(min(kept) if kept else None)
+        high.append(max(tops) if tops else None)
+    return Curve(tuple(at), tuple(median), tuple(low), tuple(high), sum(v is None for v in values))
+
+
+def rows_by_step(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Rows in the order of their step; of a step that was run twice the later row is kept."""
+    kept = {step: {**row, "step": step} for row in rows if (step := finite_int(row.get("step"))) is not None}
+    return tuple(kept[step] for step in sorted(kept))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart with its entry in the legend."""
+
+    name: str
+    colour: str
+    curve: Curve
+    dash: bool = False
+
+
+@dataclass(frozen=True)
+class ValueAxis:
+    """The vertical axis: a percentage or a number, linear from zero or logarithmic."""
+
+    percent: bool = False
+    log: bool = False
+    domain: tuple[float, float] | None = None
+    title: str | None = None
+
+    @property
+    def tooltip_format(self) -> str:
+        return ".2%" if self.percent else ".4g"
+
+    def encode(self, field: str) -> "alt.Y":
+        import altair as alt
+
+        scale: dict[str, Any] = {"type": "log"} if self.log else {"zero": True}
+        if self.domain is not None:
+            scale |= {"domain": list(self.domain), "nice": False, "clamp": not self.log}
+        shown = "~%" if self.percent else ",~r"
+        axis = alt.Axis(title=self.title, format=shown, labelOverlap=True, tickCount=5)
+        return alt.Y(f"{field}:Q", title=self.title).scale(**scale).axis(axis)
+
+
+def log_domain(values: Iterable[float]) -> tuple[float, float]:
+    """A domain with a margin around positive values, wide enough for two ticks."""
+    kept = [v for v in values if v > SMALLEST] or [1.0, 10.0]
+    low, high = min(kept), max(kept)
+    if high / low < 4:
+        middle = math.sqrt(low) * math.sqrt(high)
+        low, high = min(low, middle / 2), max(high, middle * 2)
+    margin = 10.0 ** (0.05 * (math.log10(high) - math.log10(low)))
+    return low / margin, high * margin
+
+
+def loss_axis(values: Sequence[float]) -> ValueAxis:
+    """Logarithmic if the losses span a wide range, else linear from zero."""
+    if min(values) > SMALLEST and max(values) / min(values) > _LOG_RATIO:
+        return ValueAxis(log=True, domain=log_domain(values))
+    return ValueAxis()
+
+
+def line_chart(
+    lines: Sequence[Line],
+    y: ValueAxis,
+    *,
+    title: str,
+    label: str,
+    x_title: str = "optimizer steps",
+    last: float | None = None,
+    layers: Sequence[Chart] = (),
+    height: int = HEIGHT,
+    dots: bool = False,
+) -> "alt.LayerChart":
+    """Lines over steps, each over the band between its minimum and maximum; drag pans and Ctrl + wheel zooms."""
+    import altair as alt
+
+    rows = [row for line in lines for row in _line_rows(line, y.log)]
+    end = last if last is not None else max((row["step"] for row in rows), default=1.0)
+    series = alt.Color("series:N").scale(
+        domain=[line.name for line in lines], range=[colour(line.colour) for line in lines]
+    )
+    base = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_filter("indexof(hidden, datum.series) < 0")
+        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=series)
+    )
+    drawn: list[Chart] = []
+    if any("low" in row for row in rows):
+        band = base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q")
+        drawn.append(band)
+    dashes = alt.StrokeDash("series:N", legend=None).scale(
+        domain=[line.name for line in lines], range=[[5, 4] if line.dash else [1, 0] for line in lines]
+    )
+    zoom = alt.selection_interval(
+        name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
+    )
+    curve = base.mark_line(strokeWidth=2, strokeJoin="round", clip=True).encode(y=y.encode("value"), strokeDash=dashes)
+    drawn.append(curve.add_params(zoom))
+    if dots or any("lone" in row for row in rows):
+        points = base if dots else base.transform_filter("datum.lone")
+        drawn.append(points.mark_circle(size=60 if dots else 24, opacity=1, clip=True).encode(y=y.encode("value")))
+    tooltip = [
+        alt.Tooltip("series:N", title="series"),
+        alt.Tooltip("step:Q", title=x_title, format=","),
+        alt.Tooltip("value:Q", title="value", format=y.tooltip_format),
+        *(
+            [alt.Tooltip(f"{side}:Q", format=y.tooltip_format) for side in ("low", "high")]
+            if any("low" in row for row in rows)
+            else []
+        ),
+    ]
+    hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
+    drawn += [*layers, hover.properties(name="hover")]
+    full_title = title + (", logarithmic" if y.log else "")
+    return finish(alt.layer(*drawn).resolve_scale(color="shared"), full_title, label, height, hidden=[])
+
+
+def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
+    import altair as alt
+
+    axis = alt.Axis(
+        title=title,
+        format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not 0k
+        tickCount=6,
+        labelOverlap=True,
+    )
+    return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
+
+
+def _line_rows(line: Line, log: bool) -> list[Row]:
+    curve = line.curve
+    rows: list[Row] = []
+    values = [None if v is None or (log and v <= SMALLEST) else v for v in curve.median]
+    steps = [_plain_step(step) for step in curve.steps]
+    for i, (step, value, low, high) in enumerate(zip(steps, values, curve.low, curve.high, strict=True)):
+        if value is None:
+            rows.append({"series": line.name, "step": step, "value": None})
+            continue
+        row = {"series": line.name, "step": step, "value": rounded(value)}
+        if all(v is None for v in (*values[max(i - 1, 0) : i], *values[i + 1 : i + 2])):
+            row["lone"] = True
+        low = value if low is None or (log and low <= SMALLEST) else low
+        high = value if high is None else high
+        if low != high:
+            row |= {"low": rounded(low), "high": rounded(high)}
+        rows.append(row)
+    return rows
+
+
+def _plain_step(step: float) -> float:
+    """A step as an integer, if JavaScript can represent it as one."""
+    return int(step) if abs(step) < 2**53 and float(step).is_integer() else float(step)
+
+
+def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart]:
+    """A ring at the best error rate with its value."""
+    import altair as alt
+
+    low = y.domain[0] if y.domain else 0.0
+    row = {"step": _plain_step(step), "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
+    base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
+    right = step > last / 2
+    ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
+    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 4 if right else -4}
+    text = [
+        base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
+        for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
+    ]
+    return [*text, ring]
+
+
+def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
+    """A dashed horizontal line."""
+    import altair as alt
+
+    data = alt.Data(values=[{"value": rounded(value), "name": name}])
+    rule = alt.Chart(data).mark_rule(color=colour("ink"), strokeDash=[6, 4], strokeWidth=1.3)
+    return rule.encode(y=y.encode("value"), tooltip=[alt.Tooltip("name:N", title="limit")])
+
+
+def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
+    """A labelled vertical line at each (step, event)."""
+    import altair as alt
+
+    layers: list[Chart] = []
+    for i, (step, event) in enumerate(marks):
+        data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
+        base = alt.Chart(data).encode(x="step:Q")
+        right = step > last / 2
+        text = base.mark_text(
+            align="right" if right else "left", dx=-5 if right else 5, color=colour("orange"), fontSize=12
+        )
+        layers += [
+            base.mark_rule(color=colour("orange"), strokeDash=[2, 3], strokeWidth=1.5),
+            text.encode(text="event:N", y=alt.value(8 + 17 * i)),
+        ]
+    return layers
+
+
+def band_layers(grid: Sequence[float], mean: Sequence[float], half: Sequence[float], y: ValueAxis) -> list[Chart]:
+    """A reference: a dashed mean over a band."""
+    import altair as alt
+
+    floor = y.domain[0] if y.domain else 0.0
+    ceiling = y.domain[1] if y.domain else math.inf
+    clip = lambda value: rounded(min(max(float(value), floor), ceiling))
+    rows = [
+        {"step": rounded(s), "value": clip(m), "low": clip(m - h), "high": clip(m + h)}
+        for s, m, h in zip(grid, mean, half, strict=True)
+        if math.isfinite(m)
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(x="step:Q")
+    area = base.mark_area(opacity=0.18, color=colour("teal"), clip=True).encode(y=y.encode("low"), y2="high:Q")
+    line = base.mark_line(color=colour("teal"), strokeDash=[5, 4], strokeWidth=1.5, clip=True)
+    return [area, line.encode(y=y.encode("value"))]
+
+
+GroupedRun = tuple[str, Sequence[Mapping[str, Any]]]  # group, rows of the log
+
+
+def overlaid_curves(runs: Sequence[GroupedRun]) -> list["alt.LayerChart"]:
+    """Validation error rate and training loss of several runs over steps, runs of one group in one colour."""
+    validation = [rows_by_step(r for r in log if r.get("split") != "train" and "per" in r) for _, log in runs]
+    training = [rows_by_step(r for r in log if r.get("split") == "train") for _, log in runs]
+    found = (
+        _overlaid(validation, "per", "Phoneme error rate on validation", runs),
+        _overlaid(training, "loss", "Training loss", runs),
+    )
+    return [chart for chart in found if chart is not None]
+
+
+def _overlaid(
+    logs: Sequence[Sequence[Mapping[str, Any]]], quantity: str, title: str, runs: Sequence[GroupedRun]
+) -> "alt.LayerChart | None":
+    import altair as alt
+
+    curves = [curve_of(rows, quantity) for rows in logs]
+    values = [v for curve in curves for v in curve.median if v is not None]
+    if not values:
+        return None
+    y = loss_axis(values) if quantity == "loss" else ValueAxis(percent=True)
+    entries = group_colours([group for group, _ in runs])
+    rows = [
+        {**row, "run": i}
+        for i, (curve, (group, _)) in enumerate(zip(curves, runs, strict=True))
+        for row in _line_rows(Line(group, entries[group][0], curve), y.log)
+    ]
+    names = list(entries)
+    series = alt.Color("series:N").scale(domain=names, range=[colour(entries[name][0]) for name in names])
+    dashes = alt.StrokeDash("series:N", legend=None).scale(
+        domain=names, range=[[5, 4] if entries[name][1] else [1, 0] for name in names]
+    )
+    last = max(s for curve in curves for s in curve.steps)
+    base = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_filter("indexof(hidden, datum.series) < 0")
+        .encode(
+            x=_x("step", "optimizer steps", (0.0, max(last, 1.0))), y=y.encode("value"), color=series, detail="run:N"
+        )
+    )
+    zoom = alt.selection_interval(
+        name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
+    )
+    tooltip = [
+        alt.Tooltip("series:N", title="run"),
+        alt.Tooltip("step:Q", title="optimizer steps", format=","),
+        alt.Tooltip("value:Q", title="PER" if quantity == "per" else "loss", format=y.tooltip_format),
+    ]
+    layers: list[Chart] = [
+        base.mark_line(strokeWidth=1.7, opacity=0.85, clip=True).encode(strokeDash=dashes).add_params(zoom),
+        base.mark_circle(size=160, opacity=0, clip=True).encode(tooltip=tooltip).properties(name="hover"),
+    ]
+    if any("lone" in row for row in rows):
+        layers.append(base.transform_filter("datum.lone").mark_circle(size=24, opacity=1))
+    label = f"{title} over steps, {len(runs)} runs: {', '.join(names)}"
+    return finish(alt.layer(*layers), title + (", logarithmic" if y.log else ""), label, HEIGHT, hidden=[])
+
+
+def group_colours(groups: Sequence[str]) -> dict[str, tuple[str, bool]]:
+    """The colour of each group, and whether its line is dashed because the colours are used up."""
+    names = list(dict.fromkeys(groups))
+    return {name: (SERIES[i % len(SERIES)], i >= len(SERIES)) for i, name in enumerate(names)}
+
+
+def plot_curves(*runs: RunLike) -> Any:
+    """Validation error rate and training loss of one or more runs over steps as an Altair chart."""
+    opened = [open_run(run) for run in runs]
+    charts = overlaid_curves([(run.name, run.metrics()) for run in opened])
+    if not charts:
+        paths = ", ".join(str(run.path) for run in opened) or "an empty list of runs"
+        raise UserError(f"{paths}: nothing to plot, the log has neither losses nor error rates yet")
+    return for_notebook(*charts)

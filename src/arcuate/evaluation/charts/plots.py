@@ -1,0 +1,335 @@
+"""Charts shared by pages and notebooks: rates by session, matrices, bars, images, forest and dot plots.
+
+Every function returns an Altair chart. Layers named `hover…` carry tooltips and are left out of static drawings. The
+parameters `hidden`, `session` and `phoneme` are set by the pages: hidden series, and what the pointer is over.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, rounded
+from arcuate.evaluation.charts.curves import ValueAxis, limit_rule
+from arcuate.evaluation.charts.formats import percent
+from arcuate.evaluation.charts.images import png
+from arcuate.evaluation.charts.theme import colour
+
+if TYPE_CHECKING:
+    import altair as alt
+
+_FAINT = 0.15  # opacity of what is not highlighted
+
+
+# --- rates by session -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The error rate of one session with its interval."""
+
+    session: str
+    rate: float | None
+    low: float | None = None
+    high: float | None = None
+    note: str = ""  # in the tooltip
+    series: str = ""
+    hollow: bool = False
+
+
+def session_chart(
+    rates: Sequence[Rate], names: Mapping[str, str], *, title: str, label: str, overall: float | None = None
+) -> "alt.LayerChart":
+    """Error rate of each session in order, with its interval; `names` are the labels of the sessions.
+
+    Rates of several series are joined by lines.
+    """
+    import altair as alt
+
+    sessions = list(dict.fromkeys(rate.session for rate in rates))
+    rows = [
+        {
+            "session": r.session, "name": names[r.session], "rate": None if r.rate is None else rounded(r.rate),
+            "low": r.low, "high": r.high, "note": r.note, "series": r.series, "hollow": r.hollow,
+            "interval": "" if r.low is None or r.high is None else f"{100 * r.low:.1f} – {100 * r.high:.1f} %",
+        }
+        for r in rates
+    ]  # fmt: skip
+    y = ValueAxis(percent=True)
+    short = [names[session] for session in sessions]
+    rotated = len(short) * max(map(len, short), default=1) > 90
+    axis = alt.Axis(
+        title=None, labelAngle=-45 if rotated else 0, labelOverlap="greedy" if not rotated else True, labelLimit=110
+    )
+    series = list(dict.fromkeys(r.series for r in rates))
+    scale = alt.Color("series:N").scale(
+        domain=series, range=[colour("train"), colour("blue")] if len(series) > 1 else [colour("blue")]
+    )
+    base = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_filter("indexof(hidden, datum.series) < 0")
+        .encode(x=alt.X("name:N", sort=None).scale(domain=short, padding=0.5).axis(axis), color=scale)
+    )
+    tooltip = [
+        alt.Tooltip("session:N", title="session"),
+        alt.Tooltip("rate:Q", title="error rate", format=".2%"),
+        *([alt.Tooltip("interval:N", title="95 % interval")] if any(r.low is not None for r in rates) else []),
+        *([alt.Tooltip("series:N", title="series")] if len(series) > 1 else []),
+        *([alt.Tooltip("note:N", title="trials")] if any(r.note for r in rates) else []),
+    ]
+    layers: list[Chart] = []
+    if overall is not None:
+        layers.append(limit_rule(overall, y, f"all trials, {percent(overall)}"))
+    if len(series) > 1:
+        layers.append(base.mark_line(strokeWidth=2).encode(y=y.encode("rate")))
+    if any(r.low is not None for r in rates):
+        layers.append(
+            base.mark_rule(strokeWidth=2).encode(y=y.encode("low"), y2="high:Q", opacity=_highlight("session", 0.45))
+        )
+    point = base.mark_point(size=70, strokeWidth=2).encode(
+        y=y.encode("rate"),
+        tooltip=tooltip,
+        opacity=_highlight("session"),
+        fill=alt.condition("datum.hollow", alt.value(colour("paper")), scale),
+    )
+    layers.append(point)
+    chart = alt.layer(*layers).resolve_scale(color="shared", fill="independent")
+    return finish(chart, title, label, HEIGHT, hidden=[], session="")
+
+
+def _highlight(parameter: str, opacity: float = 1.0) -> Any:
+    """Opacity that singles out what the pointer is over, in this chart or a linked one."""
+    import altair as alt
+
+    test = f"{parameter} === '' || datum.{parameter} === {parameter}"
+    return alt.condition(test, alt.value(opacity), alt.value(_FAINT))
+
+
+# --- matrices ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a matrix; `opacity` is the strength of its colour."""
+
+    row: str
+    column: str
+    colour: str
+    opacity: float
+    text: str  # in the tooltip
+
+
+def matrix_chart(
+    cells: Sequence[Cell],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    title: str,
+    label: str,
+    size: int,
+    row_title: str,
+    column_title: str,
+    highlight: str | None = None,
+    top: bool = True,
+) -> Chart:
+    """Cells with tooltips; blank names in `rows` and `columns` are gaps. `highlight` links rows with other charts."""
+    import altair as alt
+
+    data = [
+        {"row": c.row, "column": c.column, "colour": colour(c.colour), "opacity": round(c.opacity, 3), "text": c.text}
+        | ({highlight: c.row} if highlight else {})
+        for c in cells
+    ]
+    every = max(1, round(14 / size))
+    axis: dict[str, Any] = {"grid": False, "domain": False, "ticks": False, "labelFontSize": 11, "labelLimit": 110}
+    x_values = [name for name in columns if name.strip()][::every]
+    y_values = [name for name in rows if name.strip()][::every]
+    x_axis = alt.Axis(
+        orient="top" if top else "bottom",
+        labelAngle=-90 if top else -45,
+        values=x_values,
+        title=column_title,
+        titleAnchor="start",
+        **axis,
+    )
+    y_axis = alt.Axis(values=y_values, title=row_title, **axis)
+    rect = (
+        alt.Chart(alt.Data(values=data))
+        .mark_rect(stroke=colour("paper"), strokeWidth=1 if size > 5 else 0)
+        .encode(
+            x=alt.X("column:N").scale(domain=list(columns), padding=0).axis(x_axis),
+            y=alt.Y("row:N").scale(domain=list(rows), padding=0).axis(y_axis),
+            color=alt.Color("colour:N", scale=None, legend=None),
+            fillOpacity=alt.FillOpacity("opacity:Q", scale=None, legend=None),
+            tooltip=[
+                alt.Tooltip("row:N", title=row_title),
+                alt.Tooltip("column:N", title=column_title),
+                alt.Tooltip("text:N", title=" "),
+            ],
+        )
+    )
+    if highlight:
+        rect = rect.encode(opacity=_highlight(highlight))
+    chart = rect.properties(width=size * len(columns), height=size * len(rows), title=title, description=label)
+    return chart.add_params(alt.param(name=highlight, value="")) if highlight else chart
+
+
+def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: Mapping[str, str]) -> Chart:
+    """Stacked rates by `key`; rows have the key, `kind`, `rate` and `text`, and `kinds` gives the colours."""
+    import altair as alt
+
+    names = list(dict.fromkeys(row[key] for row in rows))
+    axis = alt.Axis(title=None, labelAngle=-90, labelFontSize=11, labelOverlap=True)
+    chart = (
+        alt.Chart(alt.Data(values=list(rows)))
+        .transform_filter("indexof(hidden, datum.kind) < 0")
+        .mark_bar()
+        .encode(
+            x=alt.X(f"{key}:N").scale(domain=names, padding=0.25).axis(axis),
+            y=ValueAxis(percent=True).encode("rate"),
+            color=alt.Color("kind:N").scale(domain=list(kinds), range=[colour(c) for c in kinds.values()]),
+            opacity=_highlight(key),
+            tooltip=[
+                alt.Tooltip(f"{key}:N"),
+                alt.Tooltip("kind:N"),
+                alt.Tooltip("rate:Q", format=".2%"),
+                alt.Tooltip("text:N", title="count"),
+            ],
+        )
+    )
+    return finish(chart, title, label, 200, **{"hidden": [], key: ""})
+
+
+def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str]) -> Chart:
+    """Points with `value`, `per`, `state`, `number` and `text`; text values are categories, wide ranges logarithmic."""
+    import altair as alt
+
+    values = [row["value"] for row in rows]
+    numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+    wide = numeric and min(values) > 0 and max(values) / min(values) > 30
+    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(alt.Axis(title=x_title, labelOverlap=True, tickCount=6))
+    if numeric:
+        x = x.scale(type="log") if wide else x.scale(zero=False)
+    chart = (
+        alt.Chart(alt.Data(values=[row if numeric else {**row, "value": str(row["value"])} for row in rows]))
+        .transform_filter("indexof(hidden, datum.state) < 0")
+        .mark_circle(size=70, opacity=0.8)
+        .encode(
+            x=x,
+            y=ValueAxis(percent=True).encode("per"),
+            color=alt.Color("state:N").scale(domain=list(colours), range=[colour(c) for c in colours.values()]),
+            tooltip=[
+                alt.Tooltip("number:Q", title="trial"),
+                alt.Tooltip("per:Q", title="PER", format=".2%"),
+                alt.Tooltip("state:N"),
+                alt.Tooltip("text:N", title="settings"),
+            ],
+        )
+    )
+    return finish(chart, title, title, HEIGHT, hidden=[])
+
+
+def image_chart(
+    values: np.ndarray, columns: Sequence[str], *, title: str, label: str, y_title: str, height: int
+) -> "alt.LayerChart":
+    """An array (rows, columns) of values from 0 to 1 as one image over named columns."""
+    import altair as alt
+
+    n_rows = values.shape[0]
+    rotated = len(columns) * max(map(len, columns), default=1) > 90
+    axis = alt.Axis(title=None, labelAngle=-45 if rotated else 0, labelOverlap=True, labelLimit=110)
+    names = alt.Chart(alt.Data(values=[{"name": name} for name in columns])).mark_rect(opacity=0)
+    frame = names.encode(
+        x=alt.X("name:N", sort=None).scale(domain=list(columns), padding=0).axis(axis), tooltip=["name:N"]
+    )
+    y_axis = alt.Axis(title=y_title, grid=False, tickCount=6, format="d")
+    y = alt.Y("row:Q").scale(domain=[0, n_rows], nice=False, reverse=True).axis(y_axis)
+    size: dict[str, Any] = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
+    data = alt.Data(values=[{"url": png(values), "row": 0}])
+    picture = alt.Chart(data).mark_image(aspect=False, align="left", baseline="top", smooth=False, **size)
+    picture = picture.encode(url="url:N", x=alt.value(0), y=y)
+    return finish(alt.layer(frame, picture), title, label, height)
+
+
+# --- differences ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One difference in PER with its confidence interval; positive is worse."""
+
+    name: str
+    estimate: float
+    low: float
+    high: float
+    significant: bool
+
+
+def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.LayerChart":
+    """Each difference as a dot on its interval; filled if significant, coloured by its direction."""
+    import altair as alt
+
+    data: list[Row] = []
+    for row in rows:
+        shown: Row = {"name": row.name, "estimate": 100 * row.estimate, "low": 100 * row.low, "high": 100 * row.high}
+        direction = "better" if row.estimate < 0 else "worse"
+        verdict = direction if row.significant else "not significant"
+        text = f"{_signed(shown['estimate'])} ({_signed(shown['low'])} to {_signed(shown['high'])})"
+        data.append({**shown, "verdict": verdict, "text": text, "fill": row.significant})
+    kinds = {"better": "teal", "worse": "orange", "not significant": "quiet"}
+    scale = alt.Color("verdict:N").scale(domain=list(kinds), range=[colour(c) for c in kinds.values()])
+    bounds = [0.0, *(v for row in data for v in (row["low"], row["high"]))]
+    margin = 0.06 * (max(bounds) - min(bounds)) or 1.0
+    domain = [min(bounds) - margin, max(bounds) + margin]
+    names = [row.name for row in rows]
+    x = (
+        alt.X("estimate:Q")
+        .scale(domain=domain, nice=False)
+        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~g", tickCount=6, titleAnchor="middle"))
+    )
+    y = alt.Y("name:N", sort=None).scale(domain=names).axis(
+        alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")
+    )  # fmt: skip
+    base = alt.Chart(alt.Data(values=data)).encode(y=y, color=scale)
+    tooltip = [alt.Tooltip("name:N", title=" "), alt.Tooltip("text:N", title="points of PER"), alt.Tooltip("verdict:N")]
+    layers: list[Chart] = [
+        alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=colour("ink"), strokeWidth=1.2).encode(x="x:Q"),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q"),
+        base.mark_point(size=80, strokeWidth=2).encode(
+            x=x, fill=alt.condition("datum.fill", scale, alt.value(colour("paper"))), tooltip=tooltip
+        ),
+        base.mark_text(dy=-13, fontSize=11.5, color=colour("ink")).encode(
+            x=x, text="text:N", color=alt.value(colour("ink"))
+        ),
+    ]
+    return finish(alt.layer(*layers), title, label, 44 * len(rows) + 10)
+
+
+def _signed(value: float) -> str:
+    shown = f"{value:.1f}".removesuffix(".0") if abs(value) >= 100 else f"{value:.1f}"
+    shown = "0" if float(shown) == 0 else shown
+    return (f"+{shown}" if value > 0 and shown != "0" else shown).replace("-", "−")
+
+
+def dot_chart(groups: Sequence[tuple[str, Sequence[float]]], *, title: str, label: str) -> "alt.LayerChart":
+    """Error rates: a dot for each run, a bar at the mean of its group."""
+    import altair as alt
+
+    rows = [{"name": name, "rate": rounded(v)} for name, values in groups for v in values]
+    means = [{"name": name, "mean": sum(values) / len(values)} for name, values in groups]
+    y = alt.Y("name:N", sort=None).scale(domain=[name for name, _ in groups]).axis(
+        alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150)
+    )  # fmt: skip
+    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%", tickCount=6))
+    dots = alt.Chart(alt.Data(values=rows)).mark_circle(size=75, opacity=0.75, color=colour("blue"))
+    bars = alt.Chart(alt.Data(values=means)).mark_tick(thickness=2.4, size=20, color=colour("ink"))
+    text = alt.Chart(alt.Data(values=means)).mark_text(dy=-15, fontSize=11.5, color=colour("ink"))
+    mean = alt.X("mean:Q")
+    layers: list[Chart] = [
+        dots.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("rate:Q", title="PER", format=".2%")]),
+        bars.encode(x=mean, y=y, tooltip=["name:N", alt.Tooltip("mean:Q", title="mean PER", format=".2%")]),
+        text.encode(x=mean, y=y, text=alt.Text("mean:Q", format=".1%")),
+    ]
+    return finish(alt.layer(*layers), title, label, 40 * len(groups) + 10)
