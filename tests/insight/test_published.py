@@ -42,7 +42,7 @@ def test_the_report_shows_published_results_on_the_same_data_set(tmp_path: Path,
     (run / "results" / "val.json").write_text('{"per": 0.5, "n_trials": 1}', "utf-8")
     page = write_report(run).read_text("utf-8")
     for result in RESULTS:
-        assert (result.system in page) == (result.dataset == "b2t24" and not simulated)
+        assert (result.split in page) == (result.dataset == "b2t24" and not simulated)
     assert ("this run" in page and 'href="#published"' in page) == (not simulated)
 
 
