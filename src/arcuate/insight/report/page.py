@@ -152,7 +152,9 @@ def _published(data: RunData) -> list[tuple[str, ...]]:
     own = [("PER", data.results.rate, data.results.split)] if data.results is not None else []
     if data.words is not None:
         own.append(("WER", data.words.rate, data.words.split))
-    rows = [(metric, percent(rate), "this run", split, MISSING, MISSING) for metric, rate, split in own if rate]
+    rows: list[tuple[str, ...]] = [
+        (metric, percent(rate), "this run", split, MISSING, MISSING) for metric, rate, split in own if rate is not None
+    ]
     for r in found:
         rows.append((r.metric, f"{r.percent:.1f} %", r.system, r.split, "yes" if r.streaming else "no", r.source))
     return rows
