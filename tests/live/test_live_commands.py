@@ -24,6 +24,7 @@ from arcuate.evaluation.causal import load_causal
 from arcuate.live.engine import Rescorer
 from arcuate.live.input import Mark
 from arcuate.models.io import save_model
+from support.forking import arcuate
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
 
@@ -39,11 +40,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory, cohort_store: Path) -> dict[
     save_model(folder / "model", small_model(store.n_channels, "block", sessions=store.sessions))
     lexicon, arpa = write_words(folder)
     return {"model": folder / "model", "lexicon": lexicon, "lm": arpa, "store": cohort_store}
-
-
-def arcuate(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "arcuate", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
 
 
 def choices(parts: dict[str, Path]) -> list[object]:
