@@ -30,7 +30,7 @@ def main() -> None:
         for info in trials:
             stream.reset(info.session, replay.statistics(info) if kind == "stored" else None)
             stream.push(replay.store.read_bins(info))
-            scores.append(score_text(info.text or "", stream.finish().text).words)
+            scores.append(score_text(info.text or "", stream.finish().text or "").words)
         found = total(scores)
         first = total(scores[:5])
         result = {"statistics": kind, "wer": found.rate, "wer_of_the_first_5": first.rate, "n_trials": len(scores)}
