@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from arcuate import __version__
-from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.run import Run, RunLike, open_run
+from arcuate.training.config import read_config
 
 _SOFTWARE = f"Arcuate, version {__version__}: intracortical recordings of attempted speech to text."
 _DATA = {
@@ -79,7 +79,7 @@ def cite(run: RunLike) -> Citations:
 
 
 def _method_references(run: Run) -> list[Citation]:
-    recipe: Recipe = run_recipe(run)
+    recipe = read_config(run)
     used = ["ctc"] if recipe.loss.ctc.weight > 0 else []
     used += ["rnnt"] if recipe.transducer.enabled and recipe.loss.rnnt.weight > 0 else []
     used += [recipe.encoder.kind] if recipe.encoder.kind in _METHODS else []
