@@ -245,7 +245,7 @@ def explain_errors(name: HubName) -> Iterator[None]:
     )
 
     host = without_password(constants.ENDPOINT)
-    transport = HfHubHTTPError.__mro__[1]  # base class of all errors of the HTTP client in use
+    transport: Any = HfHubHTTPError.__mro__[1]  # base class of all errors of the HTTP client in use
     login = "log in with `hf auth login` or set HF_TOKEN"
     try:
         yield
@@ -259,7 +259,7 @@ def explain_errors(name: HubName) -> Iterator[None]:
         raise UserError(f"{name} cannot be reached because HF_HUB_OFFLINE is set; unset it") from None
     except HfHubHTTPError as error:
         code = getattr(getattr(error, "response", None), "status_code", None)
-        reason = responses.get(code, "no status")
+        reason = responses.get(code or 0, "no status")
         remedy = login if code in (401, 403) else "try again later"
         raise UserError(f"{host} refused the request for {name}: {code} {reason}; {remedy}") from None
     except (transport, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from arcuate import __version__
 from arcuate.config import parse_yaml
 from arcuate.data.alphabet import BLANK_NAMES, error_rate_name, token_unit
 from arcuate.decoding.exported.archive import CARD, is_export, open_archive
@@ -337,7 +336,7 @@ def _description(facts: _Facts) -> str:
     return (
         f"{_plain(facts.encoder.get('kind')).upper()} model{parameters} that maps intracortical recordings of attempted"
         f" speech or writing ({facts.model.get('n_channels')} features per 20-ms bin) to {token_unit(facts.classes)}s,"
-        f" written by [Arcuate](https://github.com/arcuate-bci/arcuate) {__version__}."
+        " trained with [Arcuate](https://github.com/arcuate-bci/arcuate)."
     )
 
 

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate import __version__
 from arcuate.run import Run, RunLike, open_run
 from arcuate.training.config import read_config
 
-_SOFTWARE = f"Arcuate, version {__version__}: intracortical recordings of attempted speech to text."
+_SOFTWARE = "Arcuate, version {version}: intracortical recordings of attempted speech to text."
 _DATA = {
     "b2t25": (
         "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."
@@ -66,7 +65,8 @@ def cite(run: RunLike) -> Citations:
     """References to cite when results of a run are published."""
     opened = open_run(Path(run))
     data = opened.data()
-    references = [Citation("software", _SOFTWARE)]
+    version = opened.environment().get("arcuate") or "unknown"  # that trained the run
+    references = [Citation("software", _SOFTWARE.format(version=version))]
     layout, simulated = data.get("layout"), bool(data.get("simulated"))
     note = ""
     if simulated:
