@@ -94,6 +94,28 @@ def test_corp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fuzz(read, damaged(seeds, 20, 600), tmp_path / "corp-fuzz").check()
 
 
+def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    path = tmp_path / "Datasets" / "t5.2019.05.08" / "sentences.mat"
+    path.parent.mkdir(parents=True)
+    content = {
+        "neuralActivityCube": np.ones((4, 21, 3), np.uint8),
+        "numTimeBinsPerSentence": np.array([[20], [21], [18], [16]]),
+        "sentencePrompt": np.array([["hi>you~"]] * 4, dtype=object),
+        "sentenceBlockNums": np.array([[1], [1], [2], [2]]),
+    }
+    savemat(path, content)
+    plain = path.read_bytes()
+    savemat(path, content, do_compression=True)
+    seeds = [plain, path.read_bytes()]
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        _prepare(path.parent, folder, "handwriting")
+
+    fuzz(read, damaged(seeds, 20, 600), tmp_path / "handwriting").check()
+
+
 def test_cards(tmp_path: Path) -> None:
     """A damaged card is kept out of the way of the generated one: it is refused, replaced, or its parts are kept."""
     run = shutil.copytree(GOLDEN / "run", tmp_path / "run", symlinks=True)

@@ -37,8 +37,8 @@ def prepare(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Reader: nwb, falcon-h2, corp, the name of an installed reader, or an import path; default: detected"
-            " ('24 or '25 release).",
+            help="Reader: nwb, falcon-h2, corp, handwriting, the name of an installed reader, or an import path;"
+            " default: detected ('24 or '25 release).",
         ),
     ] = None,
     mapping: Annotated[
