@@ -310,6 +310,25 @@ def test_excessive_updates_are_stuck_if_nothing_was_learnt_yet(update_ratio: flo
     assert {v.kind for v in verdicts} == {"", kind}
 
 
+@pytest.mark.parametrize(("n_steps", "kind"), [(160, "stuck"), (400, "")])
+def test_updates_that_cannot_move_the_weights_by_their_norm_in_the_run_are_too_small(n_steps: int, kind: str) -> None:
+    """The loss falls, but too slowly for the length of the run: eps 0.01 with a loss per token."""
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=60)))
+    guard.record_update_ratio(0.01)
+    losses = [3.2 * 0.9975**i for i in range(90)]
+    verdicts = [
+        guard.judge(StepMetrics(v, 1.0, v / math.log(41), 0.5, 25, 0.6), 1e-3, n_steps - i)
+        for i, v in enumerate(losses)
+    ]
+    assert {v.kind for v in verdicts} == {"", kind}
+    if kind:
+        verdict = next(v for v in verdicts if v.kind)
+        assert (verdict.remedy, "too small to learn in 160 steps" in verdict.reason) == ("raise", True)
+        assert guard.lower_eps(0.01, 4e-4) == 1e-8
+    else:
+        assert guard.lower_eps(0.01, 4e-4) is None
+
+
 def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
     """Run one trial of a search: the loss is lowest at the scale `best`."""
     while True:
