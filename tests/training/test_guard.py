@@ -371,6 +371,29 @@ def test_early_search_decides_by_longer_trials(n_left: int, best_of_long_trials:
     assert guard.n_judged == 0  # judged like a new run
 
 
+@pytest.mark.parametrize(
+    ("measured", "tried", "chosen"),
+    [
+        (0.02, [3.0, 10.0, 30.0, 90.0, 270.0], 90.0),  # the best scale is at the edge of the range, which is extended
+        (0.05, [3.0, 10.0, 30.0], 30.0),  # its updates are already as large as those of a healthy run
+    ],
+)
+def test_search_upwards_continues_while_the_highest_scale_is_the_best(
+    measured: float, tried: list[float], chosen: float
+) -> None:
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=120)))
+    run_stuck(guard, 2.9e-3)
+    scale, scales = guard.after_rewind(True, 1.0, 1000), []
+    while guard.search.is_active:
+        scales.append(scale)
+        guard.record_update_ratio(measured)
+        verdict = trial_losses(guard, 90.0, scale)
+        assert verdict.lr_scale is not None
+        scale = verdict.lr_scale
+    assert scales[: len(tried)] == tried and scale == chosen
+    assert scales[len(tried) :] == ([] if chosen == tried[-1] else [90.0, 270.0])  # longer trials with the next higher
+
+
 def test_longer_trials_that_tie_take_the_lower_learning_rate() -> None:
     search = LrSearch()
     search.start([1.0, 0.3, 0.1], 10, True, n_left=100)

@@ -260,7 +260,7 @@ class Guard:
         """Judge a step of a learning-rate search; only the search decides until it is over."""
         if not self.search.observe(None if metrics is None else _log(metrics.loss)):
             return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a trial")
-        scale = self.search.next_scale or self.search.refine()
+        scale = self.search.next_scale or self.search.extend(self.update_ratio) or self.search.refine()
         if scale is not None:
             return Verdict("rewind", "search", f"next trial: learning rate × {scale:.3g}", lr_scale=scale)
         scale, trials = self.search.choose()
