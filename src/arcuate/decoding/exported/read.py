@@ -3,8 +3,10 @@
 import json
 import math
 import mmap
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -33,6 +35,8 @@ SILENT_FRAME = "silent_frame.f32"  # of the transducer
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
+_MAX_GRAPH_BYTES = 2**28  # of all values while graphs are computed; weights do not count
+_MAX_GRAPH_S = 10.0  # for one frame, which has 80 ms
 _DTYPES = ("float32", "float64", "int64")
 _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'arcuate[runtime]'"
 
@@ -173,14 +177,48 @@ def _open_session(file: ExportedFile, name: str, threads: int) -> tuple[Any, dic
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    _limit_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     errors = _runtime_errors()
-    try:
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    try:  # constants are not folded, because that allocates memory without a limit
+        session = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+        )
+        _try_graph(session)
     except errors as error:
         raise damaged(file.path, f"{name}.onnx cannot be loaded ({' '.join(str(error).split())[:120]})") from None
     inputs = {i.name: (i.type, tuple(i.shape)) for i in session.get_inputs()}
     outputs = {o.name: (o.type, tuple(o.shape)) for o in session.get_outputs()}
     return _CheckedSession(session, errors, where), inputs, outputs
+
+
+@cache
+def _limit_memory() -> None:
+    """Bound the memory of all graphs of this process: a few operators can expand a small input a millionfold."""
+    import onnxruntime as ort
+
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg({"max_mem": _MAX_GRAPH_BYTES}))
+
+
+def _try_graph(session: Any) -> None:
+    """Compute a graph once, with a bound on time; its work is the same for every frame."""
+    import onnxruntime as ort
+
+    shapes = {
+        i.name: (i.type, [n if isinstance(n, int) and n > 0 else 1 for n in i.shape]) for i in session.get_inputs()
+    }
+    if sum(math.prod(shape) for _, shape in shapes.values()) * 8 > _MAX_STATE_BYTES or len(shapes) > 2000:
+        raise ValueError("its inputs are too large")
+    inputs = {name: np.zeros(shape, _NUMPY_TYPES.get(kind, "float32")) for name, (kind, shape) in shapes.items()}
+    options = ort.RunOptions()
+    timer = threading.Timer(_MAX_GRAPH_S, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        session.run(None, inputs, options)
+    finally:
+        timer.cancel()
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
@@ -222,6 +260,7 @@ def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGrap
 
 
 _ONNX_TYPES = {"float32": "tensor(float)", "float64": "tensor(double)", "int64": "tensor(int64)"}
+_NUMPY_TYPES = {"tensor(bool)": "bool"} | {onnx: dtype for dtype, onnx in _ONNX_TYPES.items()}
 
 
 def _check_interface(
