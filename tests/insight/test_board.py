@@ -154,6 +154,18 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert page.headers["content-type"] == "application/json" and json.loads(page.text)["runs"]
 
 
+def test_a_stored_page_cannot_reach_the_board(folder: Path) -> None:
+    """The page of an ablation is a file beside runs from elsewhere; its scripts must not read other runs."""
+    experiment = folder / "ablation"
+    shutil.copytree(folder / "first", experiment / "base" / "seed1")
+    (experiment / "experiment.json").write_text("{}")
+    (experiment / "ablation.html").write_bytes(b"<script>fetch('/api/runs')</script>\xff")
+    answer = client(refreshed(folder)).get("/ablation", params={"run": "ablation/base/seed1"})
+    policy = answer.headers["Content-Security-Policy"]
+    assert answer.status_code == 200 and "sandbox allow-scripts;" in policy and "default-src 'none'" in policy
+    assert "same-origin" not in policy and "connect-src" not in policy
+
+
 def test_names_that_are_not_text_hide_no_runs(folder: Path) -> None:
     shutil.copytree(folder / "first", folder / os.fsdecode(b"bad\xff"))
     damaged = json.loads((folder / "sub" / "second" / "environment.json").read_text())
