@@ -5,6 +5,7 @@ pydantic.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -75,6 +76,7 @@ class SentenceStream:
         self._lock = lock  # a search has one set of work buffers
         self._past = _initial_statistics(None, layout.n_channels)
         self._statistics: Statistics | None = None
+        self._known_statistics: Callable[[str], Statistics | None] = lambda session: None
         self.session = session or layout.sessions[-1]
 
     # --- the acoustic model and the search ---------------------------------------------------------------
@@ -152,8 +154,10 @@ class SentenceStream:
         """Discard the sentence and start a new one, in another session or with other statistics if given."""
         if session is not None:
             self.check_session(session)
-            self.session = session
+            changed, self.session = self.session != session, session
             self._statistics = None
+            if changed:
+                self._seed_from_known()
         if statistics is not None:
             self._statistics = statistics
         self._start_sentence()
@@ -163,6 +167,17 @@ class SentenceStream:
         self._statistics = None
         self._past = _initial_statistics(statistics, self.n_channels)
         self._start_sentence()
+
+    def seed_sessions(self, known: Callable[[str], Statistics | None]) -> None:
+        """Initialise the running statistics of this session, and of every later one when it starts."""
+        self._known_statistics = known
+        self._statistics = None
+        self._seed_from_known()
+        self._start_sentence()
+
+    def _seed_from_known(self) -> None:
+        if (statistics := self._known_statistics(self.session)) is not None:
+            self._past = _initial_statistics(statistics, self.n_channels)
 
     def push(self, bins: ArrayLike) -> Partial:
         """Decode the next bins, (t, C) or one bin (C,), and return the result so far."""

@@ -3,6 +3,7 @@
 Modules that import torch are imported after the options are checked.
 """
 
+import dataclasses
 import gc
 import signal
 import socket
@@ -17,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
-from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
 from arcuate.live.clients import is_local, make_access
@@ -120,6 +119,7 @@ def prepare_server(
     split: str = "val",
     speed: float = 1.0,
     continuous: bool = False,
+    stored_statistics: bool = False,
     record: str | Path | None = None,
     record_session: str | None = None,
     settings: LiveSettings | str | Path | None = None,
@@ -132,7 +132,8 @@ def prepare_server(
 ) -> PreparedServer:
     """Check all options, then load model, language model and source.
 
-    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`.
+    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`. A replay is normalised by the
+    running statistics of the stream, as bins of a rig are; with `stored_statistics` by those of offline evaluation.
     """
     folder = None if record is None else Path(record)
     data, session = options.get("data"), options.get("session")
@@ -147,12 +148,14 @@ def prepare_server(
     access = make_access(host, token, send_token)
     listener = _bind(host, port)
     from arcuate.live.server import LiveServer
-    from arcuate.live.sources.replay import open_replay
+    from arcuate.live.sources.replay import open_replay, seed_statistics
 
     decoder = load_decoder(run, **options)
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
-    if replay is None and data is not None:
-        _seed_statistics(decoder, Store.open(Path(data)))
+    if replay is not None:
+        replay = dataclasses.replace(replay, stored_statistics=stored_statistics)
+    if source != "redis-logits" and not stored_statistics:
+        seed_statistics(run, decoder, data)
     if decoder.adapter is not None:
         from arcuate.adaptation.known_sessions import log_missing_reference
 
@@ -226,18 +229,6 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
     return listener
-
-
-def _seed_statistics(decoder: SentenceStream, store: Store) -> None:
-    """Start running statistics with those of the session's last block, if the store has it."""
-    layout = decoder.layout
-    if layout.normalise == "none":
-        return
-    state = decoder.session_state
-    session = decoder.session if state is None else state.init_session
-    trials = [t for t in store.trials if t.session == session]
-    if trials:
-        decoder.seed_statistics(store.block_statistics(trials[-1], layout.log1p))
 
 
 def _make_source(

@@ -1,7 +1,7 @@
 """The web server: the page, a WebSocket for bins (/frames) and one for events and commands (/events)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from arcuate.data.alphabet import BLANK, encode, token_groups
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
@@ -301,6 +302,7 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "n_channels": decoder.n_channels,
         "features": _channel_layout(decoder.n_channels, sessions[-1]) if has_bins else [],
         "classes": list(decoder.layout.classes),
+        "groups": _token_rows(decoder.layout.classes),
         "sessions": list(sessions),
         "session": decoder.session,
         "frame_ms": BIN_MS * decoder.layout.stride,
@@ -312,6 +314,17 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "simulated": isinstance(source, Replay) and source.trials.store.simulated,
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,
     }
+
+
+def _token_rows(classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Class indices from top to bottom in the order of the report: tokens by kind, the blank last."""
+    groups = [(name, encode(members, classes)) for name, members in token_groups(classes).items()]
+    name, rows = groups[-1]
+    if len(rows) == 1:  # two rows share a label: one is too low for it
+        groups[-1] = (f"{name}, blank", [*rows, BLANK])
+    else:
+        groups.append(("blank", [BLANK]))
+    return [{"name": name, "rows": rows} for name, rows in groups]
 
 
 def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:
