@@ -103,10 +103,21 @@ def test_missing_members(path: Path, tmp_path: Path, name: str) -> None:
         {"states": {"bin": [{"name": "patch", "dtype": "float32", "shape": [10**6, 10**6]}], "frame": []}},
         {"model": None},
         {"decoding": {"beam": 10**12}},
+        {"confidence": []},
+        {"confidence": {"hypotheses": 10**9}},
+        {"confidence": {"accept_above": "high"}},
+        {"confidence": {"word": {"intercept": 0.0, "weights": [1.0] * 9}}},
+        {"confidence": {"sentence": {"intercept": 0.0, "weights": [1e300] * 4}}},
     ],
 )
 def test_metadata_are_checked(path: Path, tmp_path: Path, change: dict) -> None:
-    metadata = json.loads(open_archive(path).bytes("metadata.json")) | change
+    metadata = json.loads(open_archive(path).bytes("metadata.json"))
+    if "confidence" in change:
+        stored = metadata["decoding"]["confidence"]
+        changed = stored | change["confidence"] if change["confidence"] else []
+        metadata["decoding"] |= {"confidence": changed}
+    else:
+        metadata |= change
     forged = repack(path, tmp_path / "m.arcx", {"metadata.json": json.dumps(metadata).encode()})
     with pytest.raises(UserError):
         Decoder.load(forged, warm=False)

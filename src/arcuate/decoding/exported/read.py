@@ -42,6 +42,31 @@ _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'a
 
 
 @dataclass(frozen=True)
+class ExportedLogistic:
+    """`Logistic` of an exported file."""
+
+    intercept: float
+    weights: tuple[float, ...]
+
+    def log_odds(self, features: np.ndarray) -> np.ndarray:
+        """(n, features) -> (n,)"""
+        result: np.ndarray = self.intercept + features @ np.array(self.weights)
+        return result
+
+
+@dataclass(frozen=True)
+class ExportedConfidence:
+    """Calibration of confidences in an exported file: fields of `ConfidenceConfig` by the same names."""
+
+    hypotheses: int
+    word: ExportedLogistic
+    sentence: ExportedLogistic
+    accuracy: float
+    accept_above: float
+    calibrated_on: str
+
+
+@dataclass(frozen=True)
 class SearchSettings:
     """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
 
@@ -60,6 +85,7 @@ class SearchSettings:
     ilm_weight: float
     alignments: str
     merge_histories: bool
+    confidence: ExportedConfidence | None = None  # None: a file of an earlier version
 
     @property
     def max_candidates(self) -> int:
@@ -357,6 +383,7 @@ def _parse_settings(tree: Any, path: Path) -> SearchSettings:
     if not isinstance(tree, dict):
         raise damaged(path, "its search settings are missing")
     values: dict[str, Any] = {field.name: tree.get(field.name) for field in fields(SearchSettings)}
+    described = values.pop("confidence")
     for name, value in values.items():
         is_valid = (
             value in ("sum", "best")
@@ -367,10 +394,39 @@ def _parse_settings(tree: Any, path: Path) -> SearchSettings:
         )
         if not is_valid:
             raise damaged(path, f"its search setting {name} is {value!r:.40}")
-    settings = SearchSettings(**values)
+    confidence = None if described is None else _parse_confidence(described, path)
+    settings = SearchSettings(**values, confidence=confidence)
     if type(settings.beam) is not int or not 1 <= settings.beam <= 1_000_000 or settings.threshold <= 0:
         raise damaged(path, f"its search beam is {settings.beam!r:.40}")
     return settings
+
+
+def _parse_confidence(tree: Any, path: Path) -> ExportedConfidence:
+    from arcuate.decoding.confidence import SENTENCE_FEATURES, WORD_FEATURES  # imports the word search
+
+    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
+    n, on = values.get("hypotheses"), values.get("calibrated_on")
+    shares: list[Any] = [values.get(name) for name in ("accuracy", "accept_above")]
+    if (
+        type(n) is not int
+        or not 2 <= n <= 10_000
+        or not isinstance(on, str)
+        or len(on) > 200
+        or not all(_is_number(share) and 0.0 <= share <= 1.0 for share in shares)
+    ):
+        raise damaged(path, "its calibration of confidences is invalid")
+    word = _parse_logistic(values.get("word"), len(WORD_FEATURES), path)
+    sentence = _parse_logistic(values.get("sentence"), len(SENTENCE_FEATURES), path)
+    return ExportedConfidence(n, word, sentence, float(shares[0]), float(shares[1]), on)
+
+
+def _parse_logistic(tree: Any, size: int, path: Path) -> ExportedLogistic:
+    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
+    weights = values.get("weights")
+    numbers: list[Any] = [values.get("intercept"), *weights] if isinstance(weights, list) else []
+    if len(numbers) != size + 1 or not all(_is_number(value) and abs(value) <= 1e6 for value in numbers):
+        raise damaged(path, "its calibration of confidences is invalid")
+    return ExportedLogistic(float(numbers[0]), tuple(float(value) for value in numbers[1:]))
 
 
 # --- words ------------------------------------------------------------------------------------------------
