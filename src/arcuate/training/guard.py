@@ -179,6 +179,13 @@ class Guard:
         """
         return self.n_high > 0 or self.n_skipped > 1
 
+    def is_explosion(self, before: float, after: float) -> bool:
+        """Whether an update broke the weights, by the loss of its own batch before and after it."""
+        if not math.isfinite(before) or not math.isfinite(after):
+            return True
+        limit = self._spike_limit()
+        return _log(after) > (_log(before) + math.log(self.settings.spike.ratio) if limit is None else limit)
+
     def lower_eps(self, eps: float, gradient: float) -> float | None:
         """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.
 
