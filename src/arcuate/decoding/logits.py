@@ -194,8 +194,8 @@ def _log_softmax(path: Path, number: int, logits: np.ndarray) -> np.ndarray:
         raise UserError(f"{path}, trial {number}: logits contain NaN or infinity; check the model that wrote them")
     if len(frames) and np.abs(frames).max() > _MAX_LOGIT:  # their differences would be infinite in float32
         raise UserError(
-            f"{path}, trial {number}: logits reach {np.abs(frames).max():.3g}, at most {_MAX_LOGIT:g} is expected; check"
-            " the model that wrote them"
+            f"{path}, trial {number}: logits reach {np.abs(frames).max():.3g}, at most {_MAX_LOGIT:g} is expected;"
+            " check the model that wrote them"
         )
     shifted = frames - frames.max(axis=1, keepdims=True) if len(frames) else frames
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
