@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.plugins import has_component, load_component
 
 
@@ -445,6 +445,7 @@ def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
 def read_yaml(path: Path, noun: str = "") -> Any:
     """Plain values of a YAML file; `noun` describes the file in messages."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             content = file.read(4 * _MAX_YAML_CHARACTERS + 1)  # bytes of the longest text
         return parse_yaml(content.decode("utf-8-sig"))

@@ -6,7 +6,7 @@ pydantic.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
-from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.hypothesis import GreedyTokens, Hypothesis
 from arcuate.decoding.layout import ModelDelay, ModelLayout
 from arcuate.decoding.log_probs import WordColumns, check_log_probs, reorder_for_words
 from arcuate.errors import UserError
@@ -53,6 +53,7 @@ class SentenceState:
     bins: tuple[np.ndarray, ...] = ()  # kept for rolling normalisation and for adaptation
     n_frames: int = 0
     n_bins: int = 0
+    greedy: GreedyTokens = field(default_factory=GreedyTokens)
 
 
 class SentenceStream:
@@ -103,7 +104,7 @@ class SentenceStream:
     @cached_property
     def _columns(self) -> WordColumns:
         """From the classes of the model to those of the word search."""
-        return reorder_for_words(self.layout.classes, self._searcher.settings)
+        return reorder_for_words(self.layout.classes, self._words.settings)
 
     @property
     def decodes_words(self) -> bool:
@@ -113,7 +114,7 @@ class SentenceStream:
     def _tokens(self) -> tuple[int, ...]:
         """Phonemes so far."""
         if self._joint is None:
-            return tuple(greedy(self.log_probs()))
+            return self._now.greedy.tokens
         state = self._now.search
         found: tuple[int, ...] = (
             self._joint.partial(state) if self._words is None else self._joint.token_search.partial(state.tokens)
@@ -289,7 +290,18 @@ class SentenceStream:
         return np.empty((0, len(self.layout.classes)), np.float32)
 
     def _final_nbest(self, n: int) -> list[Hypothesis]:
-        return self.nbest(n)
+        """The n-best list of a complete sentence, with confidences if words are decoded."""
+        model = None if self._words is None else self._words.settings.confidence
+        if model is None:  # phonemes, or an exported model of an earlier version
+            return self.nbest(n)
+        from arcuate.decoding.confidence import n_hypotheses  # imports the word search
+
+        return self._with_confidence(self.nbest(n_hypotheses(self._searcher, n, model)))
+
+    def _with_confidence(self, hypotheses: list[Hypothesis], scale: float = 1.0) -> list[Hypothesis]:
+        from arcuate.decoding.confidence import with_confidence
+
+        return with_confidence(hypotheses, self._columns(self.log_probs()), self._words.settings, scale)
 
     def _submit_update(self, best: Hypothesis) -> None:
         """Pass the finished sentence on to adaptation."""
@@ -308,7 +320,8 @@ class SentenceStream:
         bins = (*now.bins, chunk) if self._keeps_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
-        self._now = SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
+        greedy = now.greedy.extend(frames) if len(frames) else now.greedy
+        self._now = SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins, greedy)
 
     def _update_statistics(self) -> None:
         """Add the finished sentence to the running statistics; bins older than `rolling_bins` fade out."""
