@@ -72,6 +72,7 @@ def test_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
     assert (done.returncode, answer["fix"], answer["tried"], answer["remedy"]["changes"]) == (0, None, None, [])
     assert "nothing to fix" in answer["remedy"]["message"]
     assert not (tmp_path / "out.yaml").exists()
+    assert_refused(arcuate("doctor", run.path, "--out", tmp_path / "tried"), "--try")
 
 
 def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:

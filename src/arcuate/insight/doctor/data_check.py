@@ -67,7 +67,7 @@ def check_data(
     """Search the store of a run for faults; `data` names the store if it was moved."""
     run = open_run(run)
     try:
-        store = Store.open(Path(data) if data is not None else Path(str(run.data().get("path", ""))))
+        store = Store.open(Path(data) if data is not None else run.store_path())
     except UserError as error:
         if data is not None or decode_training:
             raise
@@ -234,6 +234,12 @@ def _check_results(
     suspects = [d for d in suspects if not contradicts_text(d.trial, store.classes) or not d.trial.text]
     yield from _note_sessions(decoded, notes)
     swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
+    if not suspects:
+        checked = counted(len(decoded), "training trial")
+        notes.append(
+            f"no label contradicts the output of the model: {checked} decoded, median error rate {percent(middle)},"
+            f" highest {percent(float(rates.max()))}"
+        )
     text = f"are decoded as something else than their label (median error rate {percent(middle)})"
     for fault in _fault(
         "suspected labels", text, "check the labels of these trials against the recordings",
