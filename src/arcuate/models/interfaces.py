@@ -113,3 +113,4 @@ class Outputs:
     flow: Flow | None = None  # of the denoiser, in training
     intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers
     lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known
+    teacher: Tensor | None = None  # (B, F, V) CTC log-probabilities of a teacher, in training

@@ -22,6 +22,7 @@ from arcuate.models.config import (
     PluginEncoderSettings,
     SSMSettings,
     TransformerSettings,
+    full_session_layers,
 )
 from arcuate.models.denoiser import Denoiser, DenoiserState
 from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
@@ -256,7 +257,7 @@ def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     """Parameters grouped as in the official recipes: biases and gains of the network, session layers, the rest."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
     for name, parameter in model.named_parameters():
-        if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
+        if name.startswith("front_end.session_layer.") and ".layer_norm." not in name:
             groups["session"].append(parameter)
         elif name == "head.bias" or (name.startswith(_BIAS_GROUP_PREFIXES) and parameter.ndim < 2):
             groups["bias"].append(parameter)
@@ -287,16 +288,14 @@ def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
         return torch.eye(n, device=device), torch.zeros(n, device=device)
     with torch.no_grad():
         if like == "mean":
-            return torch.stack(list(layer.weights)).mean(0), torch.stack(list(layer.biases)).mean(0)
+            return torch.stack(layer.maps()).mean(0), torch.stack(list(layer.biases)).mean(0)
         index = model.config.sessions.index(like)
-        return layer.weights[index].detach().clone(), layer.biases[index].detach().clone()
+        return layer.maps(index + 1)[index].detach().clone(), layer.biases[index].detach().clone()
 
 
 def enable_session_layers(settings: ModelSettings) -> ModelSettings:
-    """The same settings with session layers enabled."""
-    layer = settings.front_end.session_layer.model_copy(update={"enabled": True})
-    front_end = settings.front_end.model_copy(update={"session_layer": layer})
-    return settings.model_copy(update={"front_end": front_end})
+    """The same settings with one full map per session."""
+    return settings.model_copy(update={"front_end": full_session_layers(settings.front_end)})
 
 
 def add_session(model: Model, session: str, like: str) -> Model:

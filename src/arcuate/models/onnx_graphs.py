@@ -261,7 +261,7 @@ def _session_layer(g: _Graph, bins: str, front_end: FrontEnd, session: int | Non
         if session is None:
             weight, bias = g.input("session_weight", (n, n)), g.input("session_bias", (1, n))
         else:
-            weight = g.const(_array(layer.weights[session]))
+            weight = g.const(_array(layer.maps(session + 1)[session]))
             bias = g.const(_array(layer.biases[session])[None])
         bins = g.add(g.op("MatMul", bins, weight), bias)
     if layer.settings.activation == "softsign":

@@ -18,6 +18,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 _TRAINED_BY: dict[str, tuple[Component, ...]] = {
     "ctc": ("front_end", "encoder", "ctc", "mode", "denoiser"),
     "rnnt": ("front_end", "encoder", "transducer", "mode", "denoiser"),
+    "alignment": ("front_end", "encoder", "ctc", "mode", "denoiser"),
     "mode": ("mode",),
     "denoise": ("denoiser",),
 }
@@ -30,6 +31,7 @@ class StageLosses(Settings):
 
     ctc: _Weight = Field(0.0, description="Weight of the CTC loss.")
     rnnt: _Weight = Field(0.0, description="Weight of the RNN-T loss.")
+    alignment: _Weight = Field(0.0, description="Weight of the cross-entropy on the CTC alignment.")
     mode: _Weight = Field(0.0, description="Weight of the speaking-mode loss.")
     denoise: _Weight = Field(0.0, description="Weight of the denoising loss.")
 
@@ -72,7 +74,7 @@ class Stage(Settings):
         if not self.losses.active:
             raise ValueError(
                 f"all losses of stage {self.name!r} have weight 0, so nothing would be learnt; set losses.ctc,"
-                " losses.rnnt, losses.mode or losses.denoise above 0"
+                " losses.rnnt, losses.alignment, losses.mode or losses.denoise above 0"
             )
         if len(set(self.train)) != len(self.train):
             raise ValueError(f"stage {self.name!r} names a component twice in train")

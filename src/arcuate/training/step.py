@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from arcuate.data.alphabet import BLANK
-from arcuate.data.augmentation import augment, draw_cut
-from arcuate.data.batching import Batch
-from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
+from arcuate.data.alphabet import BLANK, min_frames
+from arcuate.data.augmentation import augment, change_speed, draw_cut
+from arcuate.data.batching import Batch, to_device
+from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_view_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
+from arcuate.training.distillation import Teacher
 from arcuate.training.environment import Distributed, autocast
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.optim import fill_absent_gradients
@@ -90,11 +91,12 @@ def compute_gradients(
     for batch in batches:
         torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
         with autocast(state.precision, device):
-            outputs = forward(state.model, encode, batch, state.recipe, loss_settings)
+            outputs = forward(state.model, encode, batch, state.recipe, loss_settings, state.teacher)
+        views = split_views(outputs, loss_settings.consistency.n_views)
         modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
         mean_frames = _mean_frames(state, batch)
-        losses = compute_losses(
-            outputs, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths, mean_frames
+        losses = compute_view_losses(
+            views, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths, mean_frames
         )
         per_trial = weighted_loss(losses, loss_settings)
         # A process without trials of its own repeats one, because every process needs the graph; it must not count,
@@ -102,7 +104,7 @@ def compute_gradients(
         loss = per_trial.sum() if batch.n_counted else _zero_loss(outputs)
         state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
-            sums += _summarise(outputs, batch, loss, losses)
+            sums += _summarise(views[0], batch, loss, losses)
     grad_norm = _clip_gradients(state)
     sums = distributed.sum(sums)
     class_counts = sums[len(_SUMS) :]
@@ -116,7 +118,10 @@ def compute_gradients(
 
 
 def _mean_frames(state: TrainingState, batch: Batch) -> float:
-    """Mean number of frames over the trials of all processes, which every process knows without communication."""
+    """Mean number of frames over the trials of all processes, which every process knows without communication.
+
+    Changes of speed are not counted: they are known only to the process that has the trial, and average out.
+    """
     cut = draw_cut(state.recipe.augment, state.recipe.train.seed, batch.position)
     count_frames = state.recipe.front_end.patch.count_frames
     frames = [count_frames(max(n_bins - cut, 1)) for n_bins in batch.all_lengths]
@@ -129,29 +134,52 @@ def _zero_loss(outputs: Outputs) -> Tensor:
     return torch.stack([0.0 * part.float().sum() for part in parts]).sum()
 
 
-def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
-    """Augment and encode one batch.
+def forward(
+    model: Model,
+    encode: Encode,
+    batch: Batch,
+    recipe: TrainingConfig,
+    loss: LossSettings,
+    teacher: Teacher | None = None,
+) -> Outputs:
+    """Augment and encode one batch; several views of it (`loss.consistency`) follow one another.
 
     Augmentation acts on normalised bins, so that its strengths mean the same on every data set.
     """
-    clean = model.normalise(batch.bins, batch.statistics)
-    ids = [t.id for t in batch.trials]
+    clean, n_bins = model.normalise(batch.bins, batch.statistics), batch.n_bins
+    draws = ([t.id for t in batch.trials], recipe.augment, recipe.train.seed, batch.position)
     on_host = torch.tensor(batch.lengths)
-    bins, lengths = augment(clean, on_host, ids, recipe.augment, recipe.train.seed, batch.position)
-    cut = clean.shape[1] - bins.shape[1]  # random cuts remove the first bins
-    n_bins = (batch.n_bins - cut).clamp(min=1) if cut else batch.n_bins
-    clean = clean[:, cut:]
+    if recipe.augment.speed_change > 0:
+        count_bins, cut = recipe.front_end.patch.count_bins, recipe.augment.random_cut
+        least = [count_bins(min_frames(t.tokens or ())) + cut for t in batch.trials]
+        clean, on_host = change_speed(clean, on_host, *draws, least)
+        n_bins = to_device(on_host, clean.device)
+    n_views = loss.consistency.n_views
+    views, lengths = zip(*(augment(clean, on_host, *draws, view) for view in range(n_views)), strict=True)
+    cut = clean.shape[1] - views[0].shape[1]  # random cuts remove the first bins
+    n_bins = (n_bins - cut).clamp(min=1) if cut else n_bins
+    needs_clean = model.mode is not None or model.denoiser is not None
     inputs = ModelInputs(
-        bins,
-        n_bins,
-        batch.session,
-        tokens=batch.tokens if loss.rnnt.weight > 0 else None,
-        clean=clean if model.mode is not None or model.denoiser is not None else None,
+        views[0] if n_views == 1 else torch.cat(views),
+        n_bins.repeat(n_views),
+        batch.session.repeat(n_views),
+        tokens=batch.tokens.repeat(n_views, 1) if loss.rnnt.weight > 0 else None,
+        clean=clean[:, cut:].repeat(n_views, 1, 1) if needs_clean else None,
         layers=loss.intermediate.active_layers,
-        lengths=tuple(lengths.tolist()),
-        without_gradient=tuple(n for n in ("ctc", "mode") if getattr(loss, n).weight == 0),
+        lengths=tuple(lengths[0].tolist()) * n_views,
+        without_gradient=_unused_outputs(loss, teacher),
     )
-    return encode(inputs, loss.denoise.weight > 0)
+    outputs = encode(inputs, loss.denoise.weight > 0)
+    if teacher is None:
+        return outputs
+    own = tuple(lengths[0].tolist())
+    return replace(outputs, teacher=teacher.log_probs(clean[:, cut:], n_bins, batch.session, own))
+
+
+def _unused_outputs(loss: LossSettings, teacher: Teacher | None) -> tuple[str, ...]:
+    """Outputs (ctc, mode) that no loss uses."""
+    weights = (loss.ctc.weight, loss.consistency.weight, loss.alignment.weight, teacher is not None)
+    return (*(() if any(weights) else ("ctc",)), *(() if loss.mode.weight else ("mode",)))
 
 
 def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
@@ -265,6 +293,30 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
         Flow(*flow) if flow else None,
         {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
     )
+
+
+def split_views(outputs: Outputs, n_views: int) -> tuple[Outputs, ...]:
+    """Outputs of each of the views that follow one another in a batch."""
+    if n_views == 1:
+        return (outputs,)
+    n_trials = len(outputs.n_frames) // n_views
+
+    def split(view: int) -> Outputs:
+        rows = slice(view * n_trials, (view + 1) * n_trials)
+        joint, flow = outputs.joint, outputs.flow
+        return Outputs(
+            outputs.frames[rows],
+            outputs.n_frames[rows],
+            {head: log_probs[rows] for head, log_probs in outputs.log_probs.items()},
+            None if joint is None else replace(joint, frames=joint.frames[rows], predicted=joint.predicted[rows]),
+            None if outputs.mode is None else outputs.mode[rows],
+            None if flow is None else Flow(flow.predicted[rows], flow.target[rows]),
+            {layer: log_probs[rows] for layer, log_probs in outputs.intermediate.items()},
+            None if outputs.lengths is None else outputs.lengths[rows],
+            outputs.teacher,
+        )
+
+    return tuple(split(view) for view in range(n_views))
 
 
 def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> Tensor:
