@@ -19,8 +19,10 @@ from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
+from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
 from arcuate.live.clients import is_local, make_access
 from arcuate.live.config import DecoderOptions, LiveSettings
@@ -29,6 +31,7 @@ from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import logger
+from arcuate.run import Run
 
 if TYPE_CHECKING:
     import uvicorn
@@ -164,7 +167,8 @@ def prepare_server(
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.engine.model.config.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), listener)
+    reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
+    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
