@@ -1,6 +1,7 @@
-"""CR-CTC, distillation, alignment loss, speed and channel dropout: their laws, and training with them."""
+"""CR-CTC, distillation, alignment, pretraining, speed, channel dropout: their laws, and training with them."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,26 @@ import torch
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.augmentation import augment, change_speed
-from arcuate.data.config import AugmentationConfig, TimeMasks
+from arcuate.data.config import AugmentationConfig, DataConfig, TimeMasks
+from arcuate.data.selection import select
+from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.losses.combined import compute_losses, compute_view_losses, consistency_loss
+from arcuate.losses.combined import compute_losses, compute_view_losses, consistency_loss, reconstruction_loss
 from arcuate.losses.config import ConsistencySettings, CTCSettings, LossSettings
-from arcuate.models.config import GRUSettings, ModelConfig, ModelSettings, TransducerSettings
-from arcuate.models.interfaces import ModelInputs
+from arcuate.models.config import (
+    FrontEndSettings,
+    GRUSettings,
+    ModelConfig,
+    ModelSettings,
+    Patch,
+    ReconstructionSettings,
+    TransducerSettings,
+)
+from arcuate.models.front_end import smooth
+from arcuate.models.interfaces import ModelInputs, Reconstruction
+from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
@@ -234,3 +248,85 @@ def test_fine_tuning_on_the_alignment_is_a_stage(cohort_store: Path, tmp_path: P
     assert_resumable(cohort_store, tmp_path, [*changes, stages], (3,))
     rows = [r for r in Run(tmp_path / "a").metrics() if r["split"] == "train"]
     assert [set(r["losses"]) for r in rows] == [{"ctc"}, {"ctc"}, {"alignment"}, {"alignment"}]
+
+
+PRETRAIN = [
+    "reconstruction.enabled=true",
+    "loss.ctc.weight=0",
+    "augment.time_masks={n_masks: 4, max_bins: 30}",
+]
+
+
+def test_reconstruction_counts_masked_frames_only() -> None:
+    predicted, target = torch.randn(2, 5, 3), torch.randn(2, 5, 3)
+    masked = torch.tensor([[0.0, 1.0, 0.5, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0, 1.0]])
+    n_frames = torch.tensor([5, 3])
+    losses = reconstruction_loss(Reconstruction(predicted, target, masked), n_frames)
+    for i, n in enumerate(n_frames):
+        squares = [(part[i, :n].square().mean(-1) * masked[i, :n]).sum() for part in (predicted - target, target)]
+        torch.testing.assert_close(losses[i], squares[0] / squares[1])
+    zero = reconstruction_loss(Reconstruction(torch.zeros_like(target), target, masked), n_frames)
+    torch.testing.assert_close(zero, torch.ones(2))
+    unmasked = reconstruction_loss(Reconstruction(predicted, target, torch.zeros(2, 5)), n_frames)
+    assert unmasked.tolist() == [0.0, 0.0]
+
+
+def test_targets_are_the_smoothed_bins_of_each_patch_and_do_not_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    settings = ModelSettings(
+        front_end=FrontEndSettings(patch=Patch(bins=6, stride=2)),
+        encoder=GRUSettings(width=8, depth=1),
+        reconstruction=ReconstructionSettings(enabled=True),
+    )
+    model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("a",), classes=CLASSES)).eval()
+    clean, n_bins, session = torch.randn(2, 40, 3), torch.tensor([40, 23]), torch.tensor([0, 0])
+    bins = clean.clone()
+    bins[:, 10:18] = 0.0
+
+    def reconstruct(rows: slice, n: int) -> Reconstruction:
+        inputs = ModelInputs(bins[rows, :n], n_bins[rows], session[rows], clean=clean[rows, :n])
+        found = model.reconstruct(model.encode_frames(inputs), inputs)
+        assert found is not None
+        return found
+
+    both, alone = reconstruct(slice(0, 2), 40), reconstruct(slice(1, 2), 23)
+    n_frames = settings.front_end.patch.count_frames(23)
+    for name in ("predicted", "target", "masked"):
+        torch.testing.assert_close(getattr(both, name)[1, :n_frames], getattr(alone, name)[0])
+    assert both.masked[0].tolist()[:8] == pytest.approx([0, 0, 0, 2 / 6, 4 / 6, 1, 1, 4 / 6])
+    smoothed = smooth(torch.nn.functional.pad(clean[:1], (0, 0, 4, 4)), model.front_end.kernel)
+    torch.testing.assert_close(both.target[0, 3], smoothed[0, 6:12].mean(0))
+
+
+def test_pretraining_without_labels_starts_a_run(cohort_store: Path, tmp_path: Path) -> None:
+    """Also interrupted; the run that starts from it has no reconstruction head and all other weights."""
+    assert_resumable(cohort_store, tmp_path, [*SMALL, *PRETRAIN, "data.unlabelled=true"], (2,))
+    rows = [r for r in Run(tmp_path / "a").metrics() if r["split"] == "train"]
+    assert all(set(r["losses"]) == {"reconstruction"} for r in rows)
+    constant = [*SMALL, "train.steps=1", "schedule={kind: constant, lr: 0.0}"]
+    train("tiny", cohort_store, tmp_path / "c", overrides=constant, parent=f"{tmp_path / 'a'}@last")
+    pretrained, tuned = (load_model(tmp_path / run / "checkpoints" / "last").state_dict() for run in ("a", "c"))
+    assert pretrained.keys() - tuned.keys() == {"reconstruction.weight", "reconstruction.bias"}
+    assert all(torch.equal(tensor, pretrained[name]) for name, tensor in tuned.items())
+
+
+def test_unlabelled_trials_are_added_on_request(cohort_store: Path) -> None:
+    store = Store.open(cohort_store)
+    hidden = replace(store.trials[0], tokens=None, text=None)
+    store.trials = (hidden, *store.trials[1:])
+    chosen = [
+        select(store, DataConfig(unlabelled=unlabelled), Patch().count_frames).train for unlabelled in (False, True)
+    ]
+    assert [hidden.id in {t.id for t in trials} for trials in chosen] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["data.unlabelled=true"], "the ctc loss needs labels"),
+        (["loss.ctc.weight=0", "reconstruction.enabled=true"], "there are no masks"),
+    ],
+)
+def test_impossible_pretraining_is_refused(changes: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_recipe("tiny", changes)

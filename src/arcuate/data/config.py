@@ -87,6 +87,9 @@ class DataConfig(Settings):
     max_sessions: int | None = Field(
         None, ge=1, le=10_000, description="Number of sessions to use, counted from the first; null uses all."
     )
+    unlabelled: bool = Field(
+        False, description="Also train on trials without labels, of every split; for losses that need no labels."
+    )
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="Fraction of the training split held out to select checkpoints on."
     )

@@ -12,9 +12,20 @@ from arcuate.errors import UserError
 from arcuate.losses.alignment import alignment_loss
 from arcuate.losses.config import CTCSettings, CustomLossSettings, DistillationSettings, LossSettings
 from arcuate.losses.rnnt import Lengths, chunked_rnnt_loss
-from arcuate.models.interfaces import Flow, Joint, Outputs
+from arcuate.models.interfaces import Flow, Joint, Outputs, Reconstruction
 
-LOSS_NAMES = ("ctc", "rnnt", "intermediate", "consistency", "alignment", "distillation", "mode", "denoise", "custom")
+LOSS_NAMES = (
+    "ctc",
+    "rnnt",
+    "intermediate",
+    "consistency",
+    "alignment",
+    "distillation",
+    "mode",
+    "denoise",
+    "reconstruction",
+    "custom",
+)
 TOKEN_LOSSES = ("ctc", "rnnt")  # losses of the final token predictions
 
 
@@ -60,6 +71,8 @@ def compute_losses(
         losses["mode"] = mode_loss(outputs.mode, modes)
     if settings.denoise.weight > 0 and outputs.flow is not None:
         losses["denoise"] = flow_loss(outputs.flow, outputs.n_frames)
+    if settings.reconstruction.weight > 0 and outputs.reconstruction is not None:
+        losses["reconstruction"] = reconstruction_loss(outputs.reconstruction, outputs.n_frames)
     if settings.custom is not None and settings.custom.weight > 0:
         losses["custom"] = _custom_loss(outputs, tokens, n_tokens, settings.custom)
     return losses
@@ -169,6 +182,14 @@ def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
     squares = [part.float().square().mean(-1) for part in (flow.predicted - flow.target, flow.target)]
     error, scale = ((square * valid).sum(-1) for square in squares)
     return error / scale.clamp(min=1e-12)
+
+
+def reconstruction_loss(parts: Reconstruction, n_frames: Tensor) -> Tensor:
+    """Squared error in the masked share of every patch, relative to predicting 0, the mean; 0 without masks. (B,)"""
+    valid = torch.arange(parts.masked.shape[1], device=n_frames.device) < n_frames[:, None]
+    squares = [part.float().square().mean(-1) for part in (parts.predicted - parts.target, parts.target)]
+    error, scale = (torch.where(valid, square * parts.masked, 0.0).sum(-1) for square in squares)
+    return error / scale.clamp(min=1e-6)
 
 
 def ctc_loss(

@@ -106,6 +106,12 @@ class DenoiseSettings(Settings):
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 
 
+class ReconstructionLossSettings(Settings):
+    """Squared error of the predicted masked bins, relative to predicting their mean; needs `reconstruction.enabled`."""
+
+    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
+
+
 class CustomLossSettings(PluginSettings):
     """Base class of the settings of a loss from outside the package."""
 
@@ -123,6 +129,7 @@ class LossSettings(Settings):
     distillation: DistillationSettings = DistillationSettings()
     mode: ModeLossSettings = ModeLossSettings()
     denoise: DenoiseSettings = DenoiseSettings()
+    reconstruction: ReconstructionLossSettings = ReconstructionLossSettings()
     custom: Annotated[SerializeAsAny[CustomLossSettings], plugin_validator("losses")] | None = Field(
         None, description="Loss from outside the package; null = none."
     )

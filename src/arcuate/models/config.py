@@ -290,6 +290,12 @@ class DenoiserSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
 
 
+class ReconstructionSettings(Settings):
+    """Output head that predicts masked bins, for pretraining without labels; outputs do not depend on it."""
+
+    enabled: bool = Field(False, description="Enable the head; runs started with --from need it only to train it.")
+
+
 class ModelSettings(Settings):
     """All architecture settings: the part of a recipe that defines a model."""
 
@@ -298,6 +304,7 @@ class ModelSettings(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
+    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 baseline uses xavier."
     )

@@ -7,7 +7,7 @@ from typing import Any
 from arcuate.config import Change, diff
 from arcuate.errors import UserError
 from arcuate.files import OutOfResources, check_resources
-from arcuate.models.config import ModelConfig
+from arcuate.models.config import ModelConfig, ReconstructionSettings
 from arcuate.models.io import load_model
 from arcuate.progress import logger
 from arcuate.run import Run, create_run, find_checkpoint, is_untouched, split_parent
@@ -178,16 +178,24 @@ def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path 
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:
     """Load the weights of another run; step, data position and schedule start at 0."""
     loaded = load_model(parent)
-    if loaded.config != state.model.config:
+    own, other = (_without_reconstruction(config) for config in (state.model.config, loaded.config))
+    if other != own:
         raise UserError(
             f"the model in {parent} does not match this recipe and data:"
             f" {_describe_mismatch(loaded.config, state.model.config)}"
         )
-    state.model.load_state_dict(loaded.state_dict())
+    weights = state.model.state_dict()
+    state.model.load_state_dict(weights | {n: t for n, t in loaded.state_dict().items() if n in weights})
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
         with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())
+
+
+def _without_reconstruction(config: ModelConfig) -> ModelConfig:
+    """The same config without the head that only pretraining uses."""
+    settings = config.settings.model_copy(update={"reconstruction": ReconstructionSettings()})
+    return config.model_copy(update={"settings": settings})
 
 
 def _describe_mismatch(parent: ModelConfig, own: ModelConfig) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from arcuate.data.augmentation import augment, change_speed, draw_cut
 from arcuate.data.batching import Batch, to_device
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_view_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
+from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs, Reconstruction
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
@@ -158,7 +158,7 @@ def forward(
     views, lengths = zip(*(augment(clean, on_host, *draws, view) for view in range(n_views)), strict=True)
     cut = clean.shape[1] - views[0].shape[1]  # random cuts remove the first bins
     n_bins = (n_bins - cut).clamp(min=1) if cut else n_bins
-    needs_clean = model.mode is not None or model.denoiser is not None
+    needs_clean = any(part is not None for part in (model.mode, model.denoiser, model.reconstruction))
     inputs = ModelInputs(
         views[0] if n_views == 1 else torch.cat(views),
         n_bins.repeat(n_views),
@@ -177,9 +177,10 @@ def forward(
 
 
 def _unused_outputs(loss: LossSettings, teacher: Teacher | None) -> tuple[str, ...]:
-    """Outputs (ctc, mode) that no loss uses."""
+    """Outputs that no loss uses."""
     weights = (loss.ctc.weight, loss.consistency.weight, loss.alignment.weight, teacher is not None)
-    return (*(() if any(weights) else ("ctc",)), *(() if loss.mode.weight else ("mode",)))
+    used = {"ctc": any(weights), "mode": loss.mode.weight > 0, "reconstruction": loss.reconstruction.weight > 0}
+    return tuple(name for name, is_used in used.items() if not is_used)
 
 
 def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
@@ -200,7 +201,8 @@ def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = Fa
             target = model.encode_frames(clean, encoded.mode).frames
         model.train(training)
         flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
-    return replace(model.predict(encoded, inputs.tokens), flow=flow)
+    reconstruction = None if "reconstruction" in inputs.without_gradient else model.reconstruct(encoded, inputs)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow, reconstruction=reconstruction)
 
 
 def _clip_gradients(state: TrainingState) -> Tensor:
@@ -277,6 +279,8 @@ def tensors_from_outputs(outputs: Outputs) -> dict[str, Tensor]:
         parts["mode"] = outputs.mode
     if outputs.flow is not None:
         parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
+    if outputs.reconstruction is not None:
+        parts |= {f"reconstruction.{name}": part for name, part in vars(outputs.reconstruction).items()}
     return parts
 
 
@@ -284,6 +288,8 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
     """Rebuild the outputs from the tensors of `EncodeModule`."""
     joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
     flow = [parts[f"flow.{i}"] for i in range(2) if f"flow.{i}" in parts]
+    names = [field.name for field in fields(Reconstruction)]
+    reconstruction = {n: parts[f"reconstruction.{n}"] for n in names if f"reconstruction.{n}" in parts}
     return Outputs(
         parts["frames"],
         parts["n_frames"],
@@ -292,6 +298,7 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
         parts.get("mode"),
         Flow(*flow) if flow else None,
         {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
+        reconstruction=Reconstruction(**reconstruction) if reconstruction else None,
     )
 
 
@@ -303,7 +310,7 @@ def split_views(outputs: Outputs, n_views: int) -> tuple[Outputs, ...]:
 
     def split(view: int) -> Outputs:
         rows = slice(view * n_trials, (view + 1) * n_trials)
-        joint, flow = outputs.joint, outputs.flow
+        joint, flow, masked = outputs.joint, outputs.flow, outputs.reconstruction
         return Outputs(
             outputs.frames[rows],
             outputs.n_frames[rows],
@@ -313,6 +320,9 @@ def split_views(outputs: Outputs, n_views: int) -> tuple[Outputs, ...]:
             None if flow is None else Flow(flow.predicted[rows], flow.target[rows]),
             {layer: log_probs[rows] for layer, log_probs in outputs.intermediate.items()},
             None if outputs.lengths is None else outputs.lengths[rows],
+            None
+            if masked is None
+            else Reconstruction(masked.predicted[rows], masked.target[rows], masked.masked[rows]),
             outputs.teacher,
         )
 
