@@ -34,6 +34,7 @@ from arcuate.data.prepare import prepare_store
 from arcuate.data.selection import select
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
+from arcuate.decoding.heads import Head
 from arcuate.evaluation.significance import Arm as Errors
 from arcuate.evaluation.significance import difference, holm
 from arcuate.evaluation.trials import decode_trials
@@ -64,7 +65,7 @@ class Arm:
     teacher: tuple[str, ...] | None = None  # changes of a teacher's recipe, which is trained first
     teacher_share: float = 0.4  # of the budget
     align_share: float = 0.0  # of the budget, for fine-tuning on the alignment at the end
-    head: str = "ctc"
+    head: Head = "ctc"
 
 
 MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
@@ -243,12 +244,11 @@ def train_one(recipe: str, store: Path, run: Path, changes: Sequence[str], steps
     return train(recipe, store, run, overrides=settings).n_parameters
 
 
-def score(run: Path, data: Path, head: str) -> tuple[list[int], list[int]]:
+def score(run: Path, data: Path, head: Head) -> tuple[list[int], list[int]]:
     """Errors and reference lengths of all val and test trials with labels."""
     store, model = Store.open(data), load_model(run / "checkpoints" / "last")
     trials = [t for t in store.trials if t.split in ("val", "test") and t.tokens]
-    beam = {"transducer_beam": 8} if head == "both" else {}
-    scores = [r.score for r in decode_trials(model, store, trials, head=head, **beam)]
+    scores = [r.score for r in decode_trials(model, store, trials, head=head)]
     return [s.errors for s in scores if s is not None], [s.length for s in scores if s is not None]
 
 

@@ -125,8 +125,8 @@ def estimate_error(trials: Collection[TrialEvidence], reference: ErrorReference)
         return None
     change = np.subtract(mean_evidence(trials), reference.means) @ np.array(WEIGHTS)
     centre = logit(reference.error_rate) + float(change)
-    bounds = (centre, centre - LOWER, centre + UPPER)
-    return ErrorEstimate(*(float(1 / (1 + np.exp(-value))) for value in bounds), len(trials), reference)
+    rate, low, high = (float(1 / (1 + np.exp(-value))) for value in (centre, centre - LOWER, centre + UPPER))
+    return ErrorEstimate(rate, low, high, len(trials), reference)
 
 
 def read_reference(run: Run) -> ErrorReference | None:
@@ -138,11 +138,12 @@ def read_reference(run: Run) -> ErrorReference | None:
         stored = read_json(file).get("error_reference")
         if not isinstance(stored, dict):
             continue
-        rate, n_trials, means = (stored.get(name) for name in ("error_rate", "n_trials", "means"))
-        numbers = [rate, n_trials, *means] if isinstance(means, list) and len(means) == len(MEASURES) else [None]
-        if not all(type(n) in (int, float) and np.isfinite(n) for n in numbers):
+        means = stored.get("means")
+        numbers = [stored.get("error_rate"), stored.get("n_trials"), *(means if isinstance(means, list) else ())]
+        finite = [float(n) for n in numbers if isinstance(n, int | float) and np.isfinite(n)]
+        if len(finite) != len(numbers) or len(finite) != 2 + len(MEASURES):
             raise UserError(f"{file}: error_reference is damaged; evaluate the run again")
-        return ErrorReference(float(numbers[0]), int(numbers[1]), tuple(map(float, numbers[2:])))
+        return ErrorReference(finite[0], int(finite[1]), tuple(finite[2:]))
     return None
 
 
