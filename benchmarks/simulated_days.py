@@ -2,7 +2,7 @@
 
 python benchmarks/simulated_days.py --out runs/simulated-days --seeds 20
 
-Per seed: four sessions of 100 trials on which a small `tiny` is trained for 240 steps, and four later days. Writes
+Per seed: four sessions of 200 trials on which a small `tiny` is trained for 450 steps, and four later days. Writes
 known-SEED.npz/.jsonl (val and test trials of the known sessions) and later-SEED.npz/.jsonl (all trials of the later
 days, decoded with the layer of the last known session), and drift-SEED.json (every session compared with the last
 known one). `confidence.py simulated` and `error_estimate.py` read them. Seeds whose files exist are not computed again,
@@ -27,7 +27,7 @@ from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.experiments.train import train
 from arcuate.files import write_json, write_jsonl
 
-SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 100, 32, 240
+SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 200, 32, 450
 LATER = (2, 6, 14, 30)
 
 
@@ -48,7 +48,7 @@ def make_seed(out: Path, seed: int) -> None:
     )
     prepare_store(work / "source", work / "store")
     changes = [f"data.max_sessions={SESSIONS}", f"train.seed={seed}", f"train.steps={STEPS}", "encoder.width=96"]
-    changes += ["train.validate_every=120", "train.checkpoint_every=120"]
+    changes += ["train.validate_every=450", "train.checkpoint_every=450", "schedule.peak_lr=0.005"]
     train("tiny", work / "store", work / "run", overrides=changes)
     store, decoder = Store.open(work / "store"), load(work / "run")
     known = set(decoder.sessions)
