@@ -1,13 +1,17 @@
 """Estimates of the error rate without labels."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from arcuate.adaptation import evaluate as adaptation
+from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation import unlabelled
+from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.unlabelled import (
     MEASURES,
     ErrorReference,
@@ -16,6 +20,7 @@ from arcuate.evaluation.unlabelled import (
     measure_trial,
     read_reference,
 )
+from arcuate.experiments.train import train
 from arcuate.run import Run
 
 
@@ -91,3 +96,42 @@ def test_the_reference_is_read_from_the_results(tmp_path: Path) -> None:
 def test_the_fitted_constants_fit_the_measures() -> None:
     assert len(unlabelled.WEIGHTS) == len(MEASURES)
     assert unlabelled.LOWER > 0 and unlabelled.UPPER > 0
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run"
+    small = ["encoder.width=16", "train.steps=3", "data.batching.batch_size=4"]
+    train("tiny", cohort_store, path, overrides=small)
+    return path
+
+
+def hide_labels(store: Path, split: str) -> Store:
+    opened = Store.open(store)
+    hidden = (replace(t, tokens=None, text=None) if t.split == split else t for t in opened.trials)
+    opened.trials = tuple(hidden)
+    opened.check_unchanged = lambda *_: None  # the hashes include the labels
+    return opened
+
+
+def test_evaluation_estimates_what_it_cannot_measure(run: Path, cohort_store: Path) -> None:
+    labelled = evaluate(run)
+    assert labelled.estimate is None and labelled.error_reference is not None
+    assert labelled.error_reference.error_rate == pytest.approx(min(labelled.per or 0.0, 1.0))
+    assert read_reference(Run(run)) == labelled.error_reference
+    found = evaluate(run, data=hide_labels(cohort_store, "val"), label="hidden")
+    assert found.per is None and found.error_reference is None
+    estimate = found.estimate  # of the same trials as the reference
+    assert estimate is not None and estimate.error_rate == pytest.approx(labelled.error_reference.error_rate, abs=0.003)
+    assert "PER needs labels\nestimated PER without labels" in found.summary()
+    stored = json.loads(found.results_file.with_suffix(".json").read_text())
+    assert stored["estimate"]["n_trials"] == estimate.n_trials == found.metrics.n_trials
+
+
+def test_sessions_without_labels_are_estimated_one_by_one(run: Path, cohort_store: Path, monkeypatch) -> None:
+    hidden = hide_labels(cohort_store, "test")
+    monkeypatch.setattr(adaptation, "open_store", lambda source, data: hidden)
+    found = adaptation.evaluate_adaptation(run, "none", split="test")
+    assert found.metrics.per is None and all(s.estimate is not None for s in found.sessions)
+    assert found.summary().count("estimated PER") == len(found.sessions)
+    assert json.loads(json.dumps(found.to_dict()))["sessions"][0]["estimate"]["n_trials"] > 0
