@@ -19,6 +19,8 @@ _FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a trial
 _MAX_NONFINITE = 3  # steps of a trial
+_EXTENSION, _MAX_TRIALS = 3.0, 9  # factor to the next higher scale, and the number of trials after which none is added
+_USUAL_UPDATE = 0.04  # norm of the update / norm of the weights in the first steps of healthy runs: 0.03 to 0.06
 _FINAL_LENGTH = 3  # length of the final trials / length of the first ones
 
 
@@ -65,22 +67,50 @@ class LrSearch:
         self.n_left = n_left
         return self.scales[0]
 
+    @property
+    def _is_upward(self) -> bool:
+        """Whether the trials look for a higher learning rate, because updates were too small."""
+        return not self.is_early and self.scales[0] < self.scales[-1]
+
+    def extend(self, update_ratio: float | None) -> float | None:
+        """Add a higher scale to a search upwards if the highest one is clearly the best; return it, or None.
+
+        A minimum at the edge of the range is not known to be one. The range assumes updates proportional to the
+        learning rate, but those of SGD grow more slowly, because gradients shrink when the model leaves its initial
+        plateau. `update_ratio` is the largest ratio measured in the trials: nothing is added where it is already that
+        of a healthy run.
+        """
+        if not self._is_upward or self.is_final or len(self.scales) >= _MAX_TRIALS:
+            return None
+        if update_ratio is None or update_ratio > _USUAL_UPDATE:
+            return None
+        *others, last = self.scores  # the scales ascend
+        if last == _FAILED or last >= min(others) - _TIE:
+            return None
+        self.scales.append(_EXTENSION * self.scales[-1])
+        return self.scales[-1]
+
     def refine(self) -> float | None:
-        """After early trials, start longer ones of the best scale and the next lower one; None if there are none.
+        """Start longer trials of the best scale and its neighbour; return the first of them, None if there are none.
 
         Early trials favour learning rates that are too high for a whole run, because the loss falls fastest just below
         the rate at which it diverges. The learning-rate range test (Smith 2017) therefore takes a rate below the best
-        one; longer trials decide between the two.
+        one; longer trials decide between the two. In a search upwards all short trials may end before the model has
+        left the all-blank solution, so the neighbour is the next higher scale.
         """
-        if self.is_final or not self.is_early:
+        if self.is_final or not (self.is_early or self._is_upward):
             return None
         best = self._best()
-        lower = max((scale for scale in self.scales if scale < best), default=best)
+        usable = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score != _FAILED]
+        if self.is_early:
+            pair = [max((scale for scale in self.scales if scale < best), default=best), best]
+        else:
+            pair = [best, min((scale for scale in usable if scale > best), default=best)]
         n_steps = min(_FINAL_LENGTH * self.n_steps, self.n_left - 1)
-        if lower == best or n_steps < 2 * self.n_steps:
+        if pair[0] == pair[1] or n_steps < 2 * self.n_steps:
             return None
-        self.scales, self.scores, self.n_steps, self.is_final = [lower, best], [], n_steps, True
-        return lower
+        self.scales, self.scores, self.n_steps, self.is_final = pair, [], n_steps, True
+        return pair[0]
 
     def reset(self) -> None:
         """Forget all trials."""
