@@ -64,12 +64,17 @@ class Arm:
     recipe: str = "tiny"
     teacher: tuple[str, ...] | None = None  # changes of a teacher's recipe, which is trained first
     teacher_share: float = 0.4  # of the budget
+    pretrain_share: float = 0.0  # of the budget, on masked bins of all trials, without labels
     align_share: float = 0.0  # of the budget, for fine-tuning on the alignment at the end
     head: Head = "ctc"
 
 
 MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
 CR = "loss.consistency.weight=%g"
+PRETRAINING = (
+    *("reconstruction.enabled=true", "loss.ctc.weight=0", "data.unlabelled=true"),
+    "augment.time_masks={n_masks: 6, max_bins: 40}",
+)
 TRANSDUCER = ("transducer.enabled=true", "transducer.width=128", "loss.rnnt.weight=0.5")
 SSM = ("stages=[]", "transducer.enabled=false", "mode.enabled=false", "denoiser.enabled=false")
 
@@ -91,7 +96,20 @@ ARMS: dict[str, Arm] = {
     "alignment, last fifth": Arm(align_share=0.2),
     "distilled": Arm((), teacher=("encoder.bidirectional=true",)),
     "distilled, delay 2": Arm(("loss.distillation.delay=2",), teacher=("encoder.bidirectional=true",)),
+    "pretrained, a fifth": Arm(pretrain_share=0.2),
+    "session rank 8": Arm(("front_end.session_layer.rank=8",)),
+    "session rank 8, from previous": Arm(
+        ("front_end.session_layer.rank=8", "front_end.session_layer.from_previous=true")
+    ),
     # Optimisation and architecture.
+    "lr 0.01": Arm(("schedule.peak_lr=0.01",)),
+    "batch 8, lr 0.006": Arm(("data.batching.batch_size=8", "schedule.peak_lr=0.006")),
+    "batch 8, lr 0.006, weak noise": Arm(
+        (
+            *("data.batching.batch_size=8", "schedule.peak_lr=0.006", "augment.white_noise_sd=0.2"),
+            *("encoder.dropout=0.1", "front_end.session_layer.dropout=0.0"),
+        )
+    ),
     "lr 0.006": Arm(("schedule.peak_lr=0.006",)),
     "batch 8": Arm(("data.batching.batch_size=8",)),
     "batch 32": Arm(("data.batching.batch_size=32", "schedule.peak_lr=0.006")),
@@ -153,7 +171,8 @@ def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
     shutil.rmtree(work, ignore_errors=True)
     started = time.process_time()
     steps, changes = plan(out, cohort, store, name, work, seed)
-    n_parameters = train_one(arm.recipe, store, work / "run", [*arm.changes, *changes], steps, seed)
+    parent = f"{work / 'pretrained'}@last" if arm.pretrain_share else None
+    n_parameters = train_one(arm.recipe, store, work / "run", [*arm.changes, *changes], steps, seed, parent)
     cpu_seconds = time.process_time() - started
     errors, lengths = score(work / "run", store, arm.head)
     append_jsonl(
@@ -168,7 +187,7 @@ def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
 
 
 def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int) -> tuple[int, list[str]]:
-    """Number of steps of an arm, and changes that depend on it; trains its teacher."""
+    """Number of steps of an arm, and changes that depend on it; trains its teacher, or pretrains it."""
     arm, changes, budget = ARMS[name], [], float(BUDGET_STEPS)
     if arm.teacher is not None:
         cost = step_cost(out, cohort, store, f"teacher {arm.teacher}", Arm(arm.teacher))
@@ -176,6 +195,11 @@ def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int) 
         train_one("tiny", store, work / "teacher", arm.teacher, n_steps, seed)
         budget *= 1 - arm.teacher_share
         changes.append(f"loss.distillation.teacher={work / 'teacher'}@last")
+    if arm.pretrain_share:
+        cost = step_cost(out, cohort, store, f"{name}, pretraining", arm, PRETRAINING)
+        n_steps = round(arm.pretrain_share * budget / cost)
+        train_one(arm.recipe, store, work / "pretrained", [*arm.changes, *PRETRAINING], n_steps, seed)
+        budget *= 1 - arm.pretrain_share
     cost = step_cost(out, cohort, store, name, arm, changes)
     if not arm.align_share:
         return round(budget / cost), changes
@@ -231,7 +255,9 @@ def make_stepper(data: Path, name: str, changes: Sequence[str]) -> Any:
     return step
 
 
-def train_one(recipe: str, store: Path, run: Path, changes: Sequence[str], steps: int, seed: int) -> int:
+def train_one(
+    recipe: str, store: Path, run: Path, changes: Sequence[str], steps: int, seed: int, parent: str | None = None
+) -> int:
     settings = [
         *changes,
         f"train.steps={steps}",
@@ -241,7 +267,7 @@ def train_one(recipe: str, store: Path, run: Path, changes: Sequence[str], steps
         f"data.seed={seed}",
         "runtime.threads=1",
     ]
-    return train(recipe, store, run, overrides=settings).n_parameters
+    return train(recipe, store, run, overrides=settings, parent=parent).n_parameters
 
 
 def score(run: Path, data: Path, head: Head) -> tuple[list[int], list[int]]:
