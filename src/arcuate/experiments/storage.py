@@ -22,10 +22,11 @@ from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_s
 from optuna.trial import FrozenTrial, TrialState
 
 from arcuate.errors import UserError, without_password
-from arcuate.experiments.journal import Journal
+from arcuate.experiments.journal import Journal, explain_damage
 from arcuate.files import LockHeld, exclusive_lock
 from arcuate.progress import logger
 
+JOURNAL_FILE = "study.journal"
 REASON = "reason"  # user attribute of a trial, set when a worker has claimed it and again when it ends
 INTERRUPTED = "interrupted"
 _FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///FILE or grpc://HOST:PORT"
@@ -54,8 +55,9 @@ def open_storage(
 ) -> StudyStorage:
     """Open the storage of a study; None is the journal in the sweep folder. Without `create` nothing is written."""
     if url is None:
-        journal = Journal(out / "study.journal", out / "locks" / "journal")
-        return _FolderStorage(JournalStorage(journal), out / "locks")
+        journal = Journal(out / JOURNAL_FILE, out / "locks" / "journal", create)
+        with explain_damage(out / JOURNAL_FILE):
+            return _FolderStorage(JournalStorage(journal), out / "locks")
     kind = url.partition("://")[0].partition("+")[0]
     if kind == "grpc":
         return _FolderStorage(_connect_proxy(url), out / "locks")

@@ -35,7 +35,8 @@ try:
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 
-    from arcuate.experiments.storage import INTERRUPTED, REASON, StudyStorage, open_storage
+    from arcuate.experiments.journal import explain_damage
+    from arcuate.experiments.storage import INTERRUPTED, JOURNAL_FILE, REASON, StudyStorage, open_storage
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
@@ -55,6 +56,14 @@ class SweepTrial:
     seconds: float | None
     step: int | None = None  # of the latest validation
     host: str | None = None  # machine that trains it
+
+    def check(self) -> None:
+        """Raise ValueError if a value has another type, as in a study that was not written by a sweep."""
+        texts, numbers = (self.reason, self.host), (self.per, self.seconds, self.step)
+        if not all(isinstance(value, str | None) for value in texts):
+            raise ValueError(f"reason or host of trial {self.number} is not text")
+        if not all(isinstance(value, int | float | None) for value in numbers):
+            raise ValueError(f"error rate or step of trial {self.number} is not a number")
 
     def to_dict(self) -> dict[str, Any]:
         return fields_to_dict(self)
@@ -178,9 +187,11 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
 
 def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if url is None and not create and not (out / "study.journal").is_file():
-        raise UserError(f"{out} has no study.journal; name a sweep folder, or add --storage URL if a database keeps it")
-    if url is None:
+    if url is None and not create and not (out / JOURNAL_FILE).is_file():
+        raise UserError(
+            f"{out} has no {JOURNAL_FILE}; name a sweep folder, or add --storage URL if a database keeps it"
+        )
+    if url is None and create:
         (out / "locks").mkdir(parents=True, exist_ok=True)
     return open_storage(url, out, _study_name(url, out), heartbeat_s, create)
 
@@ -335,7 +346,11 @@ def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     except KeyError:
         where = without_password(storage) if storage else out
         raise UserError(f"{where} has no study {_study_name(storage, out)!r}; name the folder of the sweep") from None
-    return summarise_study(out, study)
+    with explain_damage(out / JOURNAL_FILE if storage is None else Path(without_password(storage))):
+        result = summarise_study(out, study)
+        for trial in result.trials:
+            trial.check()
+        return result
 
 
 def summarise_study(out: Path, study: optuna.Study, signal: Signals | None = None) -> SweepResult:
