@@ -68,7 +68,7 @@ class Settings(BaseModel):
 
 
 class PluginSettings(Settings):
-    """Base class of the settings of a component from outside the package; `kind` is its name or import path."""
+    """Base class for the settings of a user-defined component; `kind` is its name or import path."""
 
     kind: str = "package.module:Class"
 
@@ -80,7 +80,7 @@ def _explain_plainly(problem: Any) -> str:
 
 
 def component_class(group: str, kind: str) -> Any:
-    """The class of a component from outside the package; it names its settings class as `Settings`."""
+    """Class of a user-defined component, which must have its settings class as attribute `Settings`."""
     found = load_component(group, kind)
     settings = getattr(found, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, PluginSettings)):
@@ -89,7 +89,7 @@ def component_class(group: str, kind: str) -> Any:
 
 
 def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValidator:
-    """Validator that reads settings of an outside component as an instance of its own settings class."""
+    """Validator that parses the settings of a user-defined component with its own settings class."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         kind = value.get("kind") if isinstance(value, dict) else None

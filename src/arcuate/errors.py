@@ -1,10 +1,10 @@
-"""The exception that is shown to users, and what must not be shown."""
+"""The exception whose message is shown to users, and escaping of text that is not safe to print."""
 
 
 class UserError(Exception):
     """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback.
 
-    The message may quote a file, so control characters in it are escaped: a terminal would obey them.
+    The message may quote a file, so control characters in it are escaped: a terminal would interpret them.
     """
 
     def __init__(self, message: str) -> None:
@@ -23,7 +23,7 @@ def has_password(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be printed and stored: without what stands between user and host, and in parameters."""
+    """A URL that is safe to print and store: without the password, whether before the host or in the query."""
     scheme, separator, rest = url.partition("://")
     credentials, at, location = rest.rpartition("@")
     path, question, query = location.partition("?")

@@ -26,8 +26,8 @@ class Hypothesis:
     words: tuple[str, ...] = ()
     times: tuple[WordTime, ...] = ()  # one per word, if the search provides them
     total: float | None = None  # weighted sum of the scores, by which an n-best list is ranked
-    confidences: tuple[float, ...] = ()  # probability that each word is right; best hypothesis of a list only
-    probability: float | None = None  # that all words are right, and none is missing
+    confidences: tuple[float, ...] = ()  # probability that each word is correct; best hypothesis of a list only
+    probability: float | None = None  # probability that the sentence has no word error
 
     @property
     def phonemes(self) -> list[str]:

@@ -244,7 +244,7 @@ def decode(
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
 
-    Every word has a confidence, the probability that it is right, and every sentence a probability. `reject_below`
+    Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
     marks sentences whose probability is lower as rejected; their text is kept.
     """
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:

@@ -150,11 +150,11 @@ def tune(
 
     `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
     `config`: initial weights. `head` and `checkpoint` as for `decode`. `confidence`: calibrate the confidences of words
-    and sentences too, and the threshold above which the share `accuracy` of the words is right; with `keep_weights`, do
-    only that.
+    and sentences too, and the threshold above which a share `accuracy` of the words is correct; with `keep_weights`,
+    do only that.
     """
     if keep_weights and not confidence:
-        raise UserError("--keep-weights leaves nothing to fit; give --confidence too")
+        raise UserError("--keep-weights leaves nothing to fit; add --confidence")
     if keep_weights and folds:
         raise UserError(
             "--folds cross-fits the search weights, which --keep-weights does not tune; give one of the two"
@@ -228,7 +228,7 @@ def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) ->
 def _transcribe(
     task: DecodingTask, chosen: Sequence[int], settings: DecodingConfig, n_best: int = 2, measure: bool = False
 ) -> list[Transcript]:
-    """Decode the chosen trials with other settings, with confidences to measure if asked."""
+    """Decode the chosen trials with other settings, with confidences if they are to be measured."""
     references = [task.references[i] for i in chosen]
     confidence = settings if measure else None
     if task.joint is None:

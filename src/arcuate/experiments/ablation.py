@@ -304,7 +304,7 @@ def cells(experiment: Experiment) -> list[Cell]:
             recipe = experiment.load(arm)
             seed = recipe.train.seed + i
             changed = ", ".join(sorted(arm.changed)) or "nothing"
-            note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed against the baseline; seed {i + 1}."
+            note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed from the baseline; seed {i + 1}."
             overrides = (
                 *(*experiment.overrides, *arm.overrides(experiment.factors)),
                 *(*seed_overrides(recipe, i), f"notes={to_yaml_line(note)}"),

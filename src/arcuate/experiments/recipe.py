@@ -50,7 +50,7 @@ class _Identity(Settings):
     purpose: str = Field("", max_length=1000, description="Why the run is made: the question it is meant to answer.")
     target: Target | None = Field(None, description="Success criteria of the run; null = none.")
     compare_with: str | None = Field(
-        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = chosen."
+        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = automatic."
     )
     notes: str = Field("", description="Free text.")
 

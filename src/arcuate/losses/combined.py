@@ -59,7 +59,7 @@ def compute_losses(
 
 
 def _custom_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: CustomLossSettings) -> Tensor:
-    """A loss from outside the package. (B,)"""
+    """A user-defined loss. (B,)"""
     values = component_class("losses", settings.kind)(settings)(outputs, tokens, n_tokens)
     if not isinstance(values, Tensor) or values.shape != outputs.n_frames.shape:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -49,7 +49,7 @@ _EXPECTED = (
 class Reader(Protocol):
     """A reader of one layout: finds the files of a release, counts their trials and reads them one by one.
 
-    Readers from outside the package are classes without arguments, registered as entry points of `arcuate.readers`.
+    User-defined readers are classes without arguments, registered as entry points of `arcuate.readers`.
     """
 
     layout: Layout
