@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "arcuate store"
 VERSION = 1
-LOG_PREFIX = "log_"  # of the arrays that hold statistics of logarithms
+LOG_PREFIX = "log_"  # prefix of arrays with statistics of logarithms
 MANIFEST_FILE = "manifest.json"
 QUALITY_FILE = "quality.csv"
 _MAX_MANIFEST_BYTES = 1_000_000_000
@@ -120,7 +120,7 @@ class _SessionFile:
         self._check_statistics(entry)
 
     def _check_statistics(self, entry: SessionInfo) -> None:
-        """Normalisation uses the statistics, so they change a score as the bins do."""
+        """Verify the statistics, because they affect scores through normalisation."""
         arrays: dict[str, np.ndarray] = {"block_of": self.block_of, "block_n": self.block_n, "past_n": self.past_n}
         for name, pairs in (("block", self.block), ("past", self.past)):
             for log, (mean, sd) in pairs.items():

@@ -2,7 +2,7 @@
 
 An interpreter of pickle opcodes that builds plain values only. A name in the file is an inert marker: it is looked up
 in a list of builders written here, never imported, and arrays and tensors are assembled from checked shapes and bytes.
-Neither `pickle.load` nor `torch.load` sees the file, so a file cannot call anything, and cannot make an array whose
+Neither `pickle.load` nor `torch.load` reads the file, so a file cannot call anything, and cannot make an array whose
 memory it chooses (`numpy.ndarray((1,), 'O', b'...')` crashes a process that touches it).
 """
 

@@ -98,7 +98,7 @@ def reorder_classes(
 
 @dataclass(frozen=True)
 class WordColumns:
-    """Maps the outputs of a model to the classes of a word search: their order, and what joins the boundary."""
+    """Maps the outputs of a model to the classes of a word search: order, and classes folded into the boundary."""
 
     model_classes: tuple[str, ...]
     boundary: str | None
@@ -110,9 +110,9 @@ class WordColumns:
 
 
 def reorder_for_words(classes: Sequence[str], settings: "DecodingConfig") -> WordColumns:
-    """How a word search with these settings sees the outputs of a model.
+    """Map the outputs of a model to the classes of a word search with these settings.
 
-    Words contain no punctuation: unless `fold` is set, the punctuation of a character alphabet joins the boundary.
+    Words contain no punctuation: unless `fold` is set, punctuation characters are folded into the boundary.
     """
     fold = settings.fold or (punctuation_classes(classes) if boundary_index(classes) >= 0 else ())
     like = np.zeros((1, len(classes)), np.float32)

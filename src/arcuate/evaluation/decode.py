@@ -407,7 +407,7 @@ def _score_export(
     from arcuate.runtime import Decoder
 
     if trials.data is None:
-        raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
+        raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
     store, layout = Store.open(Path(trials.data)), file.layout
     decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)

@@ -350,7 +350,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     if label == WORDS_LABEL:
         raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
-        raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+        raise UserError(f"--scores {scores} is a folder; give a file, such as {scores / 'scores.npz'}")
     check_writable(scores, kind=FRAME_SCORES)
 
 

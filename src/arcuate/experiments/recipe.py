@@ -291,9 +291,9 @@ def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeCompari
 def _require_ancestor(name: str) -> str:
     ancestor = official_ancestor(name)
     if ancestor is None:
-        raise UserError(f"recipe {name} does not extend an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} does not extend an official recipe; give a second one to compare with")
     if ancestor == name:
-        raise UserError(f"recipe {name} is an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} is an official recipe; give a second one to compare with")
     return ancestor
 
 

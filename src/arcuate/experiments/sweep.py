@@ -179,7 +179,9 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
 def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if url is None and not create and not (out / "study.journal").is_file():
-        raise UserError(f"{out} has no study.journal; name a sweep folder, or add --storage URL if a database keeps it")
+        raise UserError(
+            f"{out} has no study.journal; give a sweep folder, or --storage URL if the study is in a database"
+        )
     if url is None:
         (out / "locks").mkdir(parents=True, exist_ok=True)
     return open_storage(url, out, _study_name(url, out), heartbeat_s, create)
@@ -304,9 +306,7 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
             study.tell(trial, state=TrialState.FAIL)
             logger.info(f"{name}: failed: {reason}")
     except UpdateFinishedTrialError:
-        logger.warning(
-            f"{name}: this worker sent no heartbeats for a while, so another one has taken the settings over"
-        )
+        logger.warning(f"{name}: this worker sent no heartbeats for a while, so another worker took over its settings")
 
 
 def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
@@ -321,8 +321,8 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     """The study of a sweep while it runs or after it, from any machine that reaches its folder or its database.
 
-    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then the folder tells
-    which database keeps the study.
+    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then sweep.json in
+    the folder states the database.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():
@@ -334,7 +334,7 @@ def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
         study = optuna.load_study(study_name=_study_name(storage, out), storage=shared.storage)
     except KeyError:
         where = without_password(storage) if storage else out
-        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; name the folder of the sweep") from None
+        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; give the folder of the sweep") from None
     return summarise_study(out, study)
 
 

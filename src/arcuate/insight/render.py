@@ -1,4 +1,4 @@
-"""Pages from Jinja templates: one file with inline styles and scripts, which loads nothing.
+"""Pages from Jinja templates: one file with inline styles and scripts, without external resources.
 
 Text is escaped by the templates, so the contents of a run folder cannot become part of the page structure. A chart is
 its Vega-Lite specification, drawn by the Vega bundle in the page, and a static drawing for readers without scripts.

@@ -223,7 +223,7 @@ def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunLis
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in and below a folder, sorted; run folders inside a run folder are not searched."""
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate runs runs")
+        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate runs runs")
     found = sorted(_search(folder, 0), key=str)
     if not found:
         raise UserError(

@@ -47,7 +47,7 @@ class ServeResult:
 
     n_sentences: int
     recording: Path | None
-    store: Path | None  # of the recorded sentences, if there are any
+    store: Path | None  # store of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
         return {key: to_json_value(value) for key, value in vars(self).items()}
@@ -183,7 +183,7 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
     if session is not None and folder is None:
-        raise UserError("--record-session names the recorded session; name a folder with --record too")
+        raise UserError("--record-session requires --record FOLDER")
     if session is not None and not is_safe_name(session):
         raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
     if folder is not None:
@@ -216,12 +216,12 @@ def _read_settings(path: Path) -> LiveSettings:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Take the port before loading, which takes a while; port 0 takes any free one."""
+    """Bind the port before loading, which takes a while; port 0 selects a free port."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # else another server could take the port meanwhile
+        listener.listen()  # so that no other server can bind the port in the meantime
     except OSError as error:
         listener.close()
         raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None

@@ -48,7 +48,7 @@ class IntermediateSettings(Settings):
     @model_validator(mode="after")
     def _layers_distinct(self) -> "IntermediateSettings":
         if len(set(self.layers)) < len(self.layers):
-            raise ValueError(f"layers {list(self.layers)} names a layer twice; name each once")
+            raise ValueError(f"layers {list(self.layers)} contains a layer twice; list each layer once")
         return self
 
     @property

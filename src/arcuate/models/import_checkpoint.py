@@ -255,13 +255,13 @@ def _make_config(
     file: Path, settings: ModelSettings, n_channels: int, sessions: Any, n_sessions: int, n_classes: int
 ) -> ModelConfig:
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
-        raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions")
+        raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; list them with --sessions")
     if n_classes != N_CLASSES:
         raise UserError(f"{file} has {n_classes} classes; expected the {N_CLASSES} of the Brain-to-Text benchmarks")
     if len(sessions) != n_sessions or len(set(sessions)) != n_sessions:
         raise UserError(
             f"{file} has {n_sessions} session layers, but {len(set(sessions))} distinct session names were given;"
-            " name all of them in order"
+            " list all of them in order"
         )
     return ModelConfig(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
 

@@ -157,9 +157,9 @@ def save_checkpoint(run: Run, step: int, model: Model, tensors: Mapping[str, Ten
 
 
 def checkpoint_stage(folder: Path, stages: Sequence[Stage]) -> Stage | None:
-    """Return the stage that trained a checkpoint; None without stages. A model without a state is of the last one.
+    """Return the stage that trained a checkpoint; None without stages. Without a state, the last one.
 
-    The checkpoint at the end of a stage is written after the next one has begun.
+    The checkpoint at the end of a stage is written after the next stage has started.
     """
     if not stages or not (folder / STATE_FILE).is_file():
         return stages[-1] if stages else None

@@ -428,7 +428,7 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
 
 
 def _eps_matches_reduction(old: _UpdateScale, new: _UpdateScale) -> bool:
-    """Return whether loss and eps were scaled alike at the same learning rate: Adam's updates are unchanged."""
+    """Return whether loss and eps were scaled by the same factor, so that Adam's updates are unchanged."""
     if not _same(old.lr, new.lr) or old.reduction == new.reduction:
         return False
     ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps

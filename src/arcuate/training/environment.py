@@ -1,4 +1,4 @@
-"""What a run trains on: versions and platform, mixed precision of the device, and the processes that train together."""
+"""Environment of a run: versions and platform, mixed precision of the device, and distributed processes."""
 
 import os
 import platform

@@ -24,7 +24,7 @@ class StepMetrics:
 
     @property
     def overflowed(self) -> bool:
-        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training goes on.
+        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training continues.
 
         A scale at its minimum cannot be the cause.
         """

@@ -67,7 +67,7 @@ class FileSummary:
     n_trials: int
     n_channels: Mapping[int, int]  # channels -> number of trials; empty if that requires reading the file
     classes: tuple[str, ...] | None = None  # alphabet, if the file names it
-    layout: str | None = None  # that the file was exported from
+    layout: str | None = None  # layout that the file was exported from
 
 
 @dataclass(frozen=True)

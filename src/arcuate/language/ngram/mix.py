@@ -53,7 +53,7 @@ def mix_models(
 ) -> MixResult:
     """Interpolate models into one model file, with the given weights or weights tuned on held-out text."""
     if len(models) < 2:
-        raise UserError("name at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
+        raise UserError("give at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
     if (tune is None) == (not weights):
         raise UserError("give either held-out text with --tune or one --weight per model")
     path = Path(path)

@@ -49,10 +49,10 @@ def open_replay(
     """
     if is_export(run):
         if data is None:
-            raise UserError(f"{run} does not contain recordings; name a store to replay with --data")
+            raise UserError(f"{run} does not contain recordings; give a store to replay with --data")
         trained_on = decoder.engine.file.trained_on
     elif data is None and not Run(run).environment_file.is_file():
-        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
+        raise UserError(f"{run} does not record its training store; give a store with --data")
     else:
         trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
     store = Store.open(Path(data or str(trained_on.get("path", ""))))
