@@ -117,7 +117,7 @@ def _accepts_boolean(annotation: Hashable) -> bool:
 
 Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
-_EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # of a stage: setting one removes the other
+_EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # in a stage, setting one removes the other
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:

@@ -177,7 +177,7 @@ class SearchSource:
     words: Sequence[str] = ()
 
     def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
-        """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
+        """Settings of the file, overridden by the given limits, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
         if self.config is None and exported is not None and exported.has_words:
             settings = parse_decoding_config(asdict(exported.settings), str(exported.path))
@@ -250,7 +250,9 @@ def decode(
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:
         raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
     if llm is not None and head not in (None, "ctc"):
-        raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
+        raise UserError(
+            f"--llm requires --head ctc, got {head}; rescore the output of other heads with arcuate rescore"
+        )
     if not 0.0 <= alpha <= 1.0 or llm_every < 1:
         raise UserError(f"--alpha must be between 0 and 1 and --llm-every at least 1, not {alpha:g} and {llm_every}")
     head = "ctc" if llm is not None else head
@@ -356,8 +358,7 @@ def open_task(
     search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
-            "none of the classes is a word boundary (SIL, | or similar); if there is one, name it as `boundary` in"
-            " --config"
+            "none of the classes is a word boundary (SIL, | or similar); if there is one, set `boundary` in --config"
         )
     if search.oov_words:
         logger.info(
@@ -458,7 +459,7 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
         return _Trials(tuple(log_probs), classes, boundary, references)
     transducer = require_transducer(scored.model.transducer, str(path))
     if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
     return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
 

@@ -58,7 +58,7 @@ _JOINT_WEIGHTS = {
     "ctc_weight": (0.5, 0.0, 20.0),
     "ilm_weight": (0.2, 0.0, 2.0),
 }
-_JOINT_ROUNDS = 2  # the candidates depend on the weights
+_JOINT_ROUNDS = 2  # searches and fits, because the candidates depend on the weights
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class RecipeDescription:
 
 @dataclass(frozen=True)
 class RecipeComparison:
-    """Differences between two recipes, and warnings about settings that were changed without their partners."""
+    """Differences between two recipes, and warnings about coupled settings that were changed separately."""
 
     a: str
     b: str

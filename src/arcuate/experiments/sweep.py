@@ -209,7 +209,7 @@ def _check_identity(plan: SweepPlan, study: optuna.Study, identity: Mapping[str,
 
 @contextmanager
 def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> Iterator[optuna.Trial | None]:
-    """Reserve a new trial for this worker while the context lasts; None if there are enough trials."""
+    """Reserve a new trial for this worker within the context; None if there are enough trials."""
     trial = None
     with ExitStack() as held:
         with shared.lock():

@@ -62,7 +62,7 @@ class Reader(Protocol):
 
 
 def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Reader:
-    """The reader of a layout other than the two releases: one of the package, or one from outside.
+    """The reader of a layout other than the two releases, built-in or user-defined.
 
     `mapping` is passed to the reader if it is given.
     """
