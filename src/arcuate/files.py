@@ -279,7 +279,7 @@ def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = 
     unless `remove`: then its holder deletes it before the release. `wait` blocks until the lock is free. On a file
     system without locks, a warning is logged and the context runs unlocked.
     """
-    import filelock  # not part of the small runtime
+    import filelock  # not installed with the runtime of exported models
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)

@@ -1,4 +1,4 @@
-"""Settings of the word search. docs/decoding.md says in which order to tune them."""
+"""Settings of the word search. docs/decoding.md gives the order in which to tune them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -47,7 +47,7 @@ def word_alternatives(
     The probability of an alternative is the summed softmax of the `totals` of its hypotheses; without totals, the order
     is that of the hypotheses.
     """
-    from rapidfuzz.distance import Levenshtein  # not part of the small runtime
+    from rapidfuzz.distance import Levenshtein  # not installed with the runtime of exported models
 
     best = max((t for t in totals if t is not None), default=0.0)
     weights = [math.exp((t if t is not None else best) - best) for t in totals] or [0.0] * len(nbest)
