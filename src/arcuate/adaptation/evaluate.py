@@ -172,7 +172,7 @@ class AdaptationResult:
     """Error rates with and without adaptation, over all trials and by session."""
 
     run: Run
-    metrics: PhonemeMetrics  # of the adapted model
+    metrics: PhonemeMetrics  # error rates of the adapted model
     provenance: Provenance
     settings: Adaptation
     pseudo_labels: str  # how pseudo-labels were made

@@ -60,7 +60,7 @@ class StatisticsSpec:
     """Which statistics a batch carries for normalisation: of the block, of earlier trials, or none."""
 
     kind: Literal["none", "block", "rolling"] = "none"
-    log: bool = False  # of log(1 + x) instead of the bins themselves
+    log: bool = False  # statistics of log(1 + x) instead of the bins
 
 
 class PublishedSize(Settings):

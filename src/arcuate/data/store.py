@@ -56,7 +56,7 @@ class TrialInfo:
     mode: str | None
     usable: bool  # False: excluded from training
     flags: tuple[str, ...]  # reasons, see `arcuate.data.quality`
-    sha256: str = ""  # of bins, tokens and text
+    sha256: str = ""  # hash of bins, tokens and text
 
 
 def trial_info(trial: Trial, flags: tuple[str, ...], bins_hash: bytes) -> TrialInfo:
@@ -407,7 +407,7 @@ def _check_consistency(
     manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
 ) -> None:
     layout, n_classes = manifest["layout"], len(manifest["classes"])
-    known = (*LAYOUTS, manifest.get("reader"))  # of any other layout, its reader is recorded
+    known = (*LAYOUTS, manifest.get("reader"))  # stores of other layouts record their reader
     if layout not in known or not is_safe_name(str(layout)) or not 1 <= manifest["n_channels"] <= 65536:
         raise ValueError("layout or n_channels is out of range")
     totals = {entry.name: [0, 0] for entry in entries}

@@ -25,8 +25,8 @@ import numpy as np
 
 from arcuate.errors import UserError
 
-MAX_DEPTH = 100  # of nested containers
-_MAX_BYTES = 2**28  # of a pickle, without the tensors of a checkpoint
+MAX_DEPTH = 100  # levels of nested containers
+_MAX_BYTES = 2**28  # size of a pickle, without the tensors of a checkpoint
 _MAX_OPCODES = 3_000_000
 _MAX_VALUES = 20_000_000  # after shared containers are counted as often as they are used
 _MAX_AXES = 32

@@ -25,7 +25,7 @@ class Partial:
 
     words: tuple[str, ...]
     n_settled: int
-    n_frames: int  # of the sentence so far
+    n_frames: int  # frames of the sentence so far
     log_probs: np.ndarray  # (f, V) of the frames that the last bins completed
 
     @property
@@ -61,7 +61,7 @@ class SentenceStream:
     """
 
     engine: Any  # weights and search that streams share; has `search` (for words, or None) and `head`
-    adapter: Any = None  # of a stream that adapts online
+    adapter: Any = None  # adapter of a stream that adapts online
     _now: SentenceState
 
     def __init__(

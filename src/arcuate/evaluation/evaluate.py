@@ -49,7 +49,7 @@ class Evaluation:
     provenance: "Provenance"
     excluded: "ExcludedTrials"
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
-    delay_ms: float | None = None  # of the model by design; None if it is not causal
+    delay_ms: float | None = None  # algorithmic delay of the model; None if it is not causal
 
     @property
     def rate(self) -> CommunicationRate | None:

@@ -88,7 +88,7 @@ class Rescoring:
     against_before: Difference | None  # after minus before
     weights: ScoreWeights  # as given, or fitted on all trials
     weights_from: str  # given, default or fitted
-    folds: int | None  # of cross-fitting
+    folds: int | None  # number of folds of cross-fitting
     wer_fitted_on_same_trials: float | None  # with the weights fitted on all trials
     cost: RescoringCost
     out: Path | None

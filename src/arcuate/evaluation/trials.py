@@ -45,7 +45,7 @@ class TrialResult:
     loss: float | None
     log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
     losses: dict[str, float] | None = None  # by head
-    greedy_score: Score | None = None  # of the greedy search, if `score` belongs to a different search
+    greedy_score: Score | None = None  # score of the greedy search, if `score` is of another search
     frames: torch.Tensor | None = None  # (F, D) encoder outputs, with keep_frames
     mode: tuple[float, ...] | None = None  # log-probabilities of MODES, if the model predicts the mode
 

@@ -75,7 +75,7 @@ class TuningRecord:
     """How weights were found, as noted in the weights file."""
 
     on: str  # name of the run or file
-    digest: str  # of the references
+    digest: str  # hash of the references
     n_trials: int
     lm: str
     lexicon: str
@@ -274,7 +274,7 @@ class _Tuner:
     search: WordSearch
     trials: Sequence[np.ndarray]
     references: Sequence[Reference]
-    deadline: float  # of time.perf_counter
+    deadline: float  # in seconds of time.perf_counter
     best: tuple[float, DecodingConfig] | None = None
     n_evaluations: int = 0
     seconds: float = 0.0

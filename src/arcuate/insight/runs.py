@@ -38,7 +38,7 @@ class LogSummary:
     best_step: int | None = None
     last_per: float | None = None
     seconds: float | None = None
-    best_wer: float | None = None  # of any validation, with validate.words
+    best_wer: float | None = None  # lowest WER of any validation, with validate.words
     validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
 
 
@@ -98,7 +98,7 @@ class RunEntry:
         stated = self.environment.get("lineage")
         if isinstance(stated, list):
             return [str(name) for name in stated]
-        recipe = self.recipe  # of an earlier version, which recorded the packaged ancestor only
+        recipe = self.recipe  # earlier versions recorded only the packaged ancestor
         return [name for name in (recipe.name, recipe.extends) if name] if recipe else []
 
     @property

@@ -193,7 +193,7 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
         weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
-    layer_norm = "ln.weight" in tensors.remaining  # of the fork, after the activation of the session layer
+    layer_norm = "ln.weight" in tensors.remaining  # in the fork, after the activation of the session layer
     for name in ("weight", "bias") if layer_norm else ():
         weights[f"front_end.session_layer.layer_norm.{name}"] = tensors.take(f"ln.{name}")
     args.expect("use_layer_norm", layer_norm)

@@ -113,7 +113,7 @@ class SavedState(Settings):
     stage_bests: dict[str, Best] = Field(default_factory=dict)
     scaler: dict[str, int | float]
     file_sizes: FileSizes
-    recipe_hash: str | None = None  # of recipe.yaml; checkpoints of earlier versions have none
+    recipe_hash: str | None = None  # hash of recipe.yaml; checkpoints of earlier versions have none
     files: dict[str, str]  # checksums of the other files
 
     @field_validator("guard", mode="before")

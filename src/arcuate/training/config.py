@@ -24,7 +24,7 @@ from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages
 from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # keys of a recipe that do not affect training
     *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
 )
 

@@ -58,7 +58,7 @@ def _git_revision() -> str | None:
 
 # --- mixed precision: probed on the device, and not used if it does not run or is slower ----------------------
 
-_MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
+_MAX_RELATIVE_TIME = 0.9  # largest time relative to fp32 at which mixed precision is used on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

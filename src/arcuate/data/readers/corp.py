@@ -28,7 +28,7 @@ from arcuate.data.text import text_to_characters
 from arcuate.data.trial import SPLITS, Split, Trial, session_order, trial_id
 
 _VARIABLES = ("tx_feats", "sentences", "blocks")
-_FRACTION = 0.1  # of the trials of a session for validation, and for test
+_FRACTION = 0.1  # fraction of the trials of a session for validation, and for test
 _MAX_TRIALS = 100_000
 
 

@@ -84,7 +84,7 @@ class Source:
     classes: tuple[str, ...] = CLASSES  # alphabet of the labels
     relabel: bool = False  # derive the labels from the texts
     reader: str | None = None  # name of the reader; None: one of the two releases
-    mapping: Mapping[str, Any] | None = None  # of the reader, if it takes one
+    mapping: Mapping[str, Any] | None = None  # mapping of the reader, if it takes one
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
     simulated: bool = False  # written by `arcuate simulate`
 

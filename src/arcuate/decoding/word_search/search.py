@@ -49,7 +49,7 @@ class WordState:
     beam: np.ndarray  # (n,) BEAM_ENTRY
     backpointers: Backpointers
     n_frames: int = 0
-    generation: int = 0  # of the lookahead cache that the beam points into
+    generation: int = 0  # generation of the lookahead cache that the beam points into
     n_narrowed: int = 0  # frames with more than max_candidates
 
 
@@ -68,7 +68,7 @@ class WordSearch:
     """A lexicon, an n-gram and their weights."""
 
     tree: Tree
-    words: Sequence[str]  # of the lexicon
+    words: Sequence[str]  # words of the lexicon
     model: LanguageModel
     classes: tuple[str, ...]
     boundary: int  # class of the silence between words, or -1

@@ -41,7 +41,7 @@ class DataFault:
     sentence: str
     remedy: str
     n_trials: int
-    share: float  # of the training trials
+    share: float  # fraction of the training trials
     trials: tuple[str, ...] = ()  # ids of the first affected trials
     severe: bool = False  # affects enough trials to explain a failed run
 

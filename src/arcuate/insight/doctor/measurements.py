@@ -228,7 +228,7 @@ class Measurements:
 # Signs of an explosion: non-finite values, and jumps after which the error rate is worse.
 
 _JUMP = 10.0  # ratio that counts as a jump
-_MIN_JUMP_LOSS = 0.1  # of the initial loss: late in a good run single batches differ by a factor of ten
+_MIN_JUMP_LOSS = 0.1  # fraction of the initial loss; late in a good run single batches differ by a factor of ten
 _DAMAGE = 0.15  # relative rise of the error rate after a jump
 
 

@@ -73,7 +73,7 @@ class TrainingLog:
     planned: int | None = None
     planned_because: str = ""
     reported_finished: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, if known: dotted path to value
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the recipe, if known: dotted path to value
     parent: str | None = None  # packaged recipe that the recipe is derived from
     parent_settings: Mapping[str, Any] = field(default_factory=dict)
     run_path: Path | None = None
