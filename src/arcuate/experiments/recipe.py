@@ -354,7 +354,7 @@ def list_components(
         if not models:
             settings.append(_describe_setting(field_path, field, value))
     kinds = typing.get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-    kind = kinds[0] if len(kinds) == 1 else None  # several: an ordinary setting
+    kind = kinds[0] if len(kinds) == 1 else None  # with several values, `kind` is an ordinary setting
     description = "" if model is Recipe else inspect.cleandoc(model.__dict__.get("__doc__") or "")
     if settings:
         yield ComponentEntry(path, kind, type(default) is model, description, tuple(settings))
@@ -373,7 +373,7 @@ def to_markdown() -> str:
             title += f", kind `{part.kind}`" + (" (default)" if part.is_default else "")
         earlier = first_path.setdefault((*names, str(part.kind), part.description), part.path)
         if earlier != part.path and part.kind:
-            continue  # the same kinds at a second place
+            continue  # already listed under another path
         lines += [f"## {title}", ""]
         if part.description:
             lines += [part.description, ""]
