@@ -255,4 +255,4 @@ def test_a_job_gives_up_after_its_last_restart(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 128 + signal.SIGUSR2, done.stderr
-    assert "restarted 3 times already" in done.stdout
+    assert "after 3 restarts" in done.stdout
