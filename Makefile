@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: demo live pictures test thorough lint types audit docs notebooks clean
 
@@ -37,15 +38,24 @@ audit: .venv/.installed-dev
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "arcuate needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+# Linux wheels of PyTorch on the default index bring several gigabytes of CUDA libraries. Where no NVIDIA GPU is present,
+# the CPU build is installed first; if its index cannot be reached, the default one is used.
+.venv/.torch: constraints.txt | .venv/bin/python
+	if [ "$$(uname -s)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1; then \
+	  $(PIP) --retries 0 --timeout 15 --index-url $(CPU_INDEX) torch || \
+	  echo "$(CPU_INDEX) cannot be reached; PyTorch comes from the default index"; \
+	fi
+	touch $@
+
+.venv/.installed: pyproject.toml constraints.txt .venv/.torch | .venv/bin/python
 	$(PIP) --editable .
 	touch $@
 
-.venv/.installed-live: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.installed-live: pyproject.toml constraints.txt .venv/.torch | .venv/bin/python
 	$(PIP) --editable '.[live]'
 	touch $@
 
-.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.installed-dev: pyproject.toml constraints.txt .venv/.torch | .venv/bin/python
 	$(PIP) --editable '.[dev]'
 	touch $@ .venv/.installed
 

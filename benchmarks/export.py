@@ -2,8 +2,10 @@
 
 python benchmarks/export.py --recipe b2t25-gru --channels 512 --sessions 5
 
-Random weights in the shape of a recipe. The three streams (torch, ONNX fp32, ONNX int8) take turns bin by bin in one
-process on one thread, and times are CPU times of that thread, so that other programs on the machine hardly count.
+Random weights in the shape of a recipe. The three streams (torch, ONNX fp32, ONNX int8) take turns of two seconds of
+bins in one process on one thread, and times are CPU times of that thread, so that other programs on the machine hardly
+count. With `--turn 1` they take turns bin by bin, and every stream finds the caches filled with the weights of the
+others.
 `frame` is the time of all bins of a frame; `last bin` is the time from the last bin of a frame to its
 log-probabilities, with `precompute` between bins where a stream has it. Memory, import and load time are those of
 separate processes that decode one frame.
@@ -82,8 +84,10 @@ def make_model(recipe: str, n_channels: int, n_sessions: int) -> Model:
     return Model(ModelConfig(settings=settings, n_channels=n_channels, sessions=sessions, classes=CLASSES)).eval()
 
 
-def time_streams(streams: dict[str, Any], n_channels: int, n_frames: int, stride: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of CPU time per frame and after its last bin, with all streams in turns.
+def time_streams(
+    streams: dict[str, Any], n_channels: int, n_bins: int, turn: int, warm_up: int = 100
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of CPU time per frame and after its last bin, with all streams in turns of `turn` bins.
 
     The CPU time of the thread does not contain the time in which other programs had the core.
     """
@@ -91,22 +95,22 @@ def time_streams(streams: dict[str, Any], n_channels: int, n_frames: int, stride
     total: dict[str, list[float]] = {name: [] for name in streams}
     last: dict[str, list[float]] = {name: [] for name in streams}
     spent = dict.fromkeys(streams, 0.0)
-    for n in range(100 + n_frames * stride):
-        row = rng.normal(0.0, 1.0, (1, n_channels)).astype(np.float32)
+    for first in range(0, warm_up + n_bins, turn):
+        rows = rng.normal(0.0, 1.0, (turn, 1, n_channels)).astype(np.float32)
         for name, stream in streams.items():
-            started = time.thread_time()
-            partial = stream.push(row)
-            ended = time.thread_time()
-            stream.precompute()
-            spent[name] += time.thread_time() - started
-            if len(partial.log_probs):
-                if n >= 100:  # after warming up
-                    total[name].append(1000 * spent[name])
-                    last[name].append(1000 * (ended - started))
-                spent[name] = 0.0
-        if n % 1000 == 999:
-            for stream in streams.values():
+            if first % 1000 < turn:
                 stream.reset()
+            for row in rows:
+                started = time.thread_time()
+                partial = stream.push(row)
+                ended = time.thread_time()
+                stream.precompute()
+                spent[name] += time.thread_time() - started
+                if len(partial.log_probs):
+                    if first >= warm_up:
+                        total[name].append(1000 * spent[name])
+                        last[name].append(1000 * (ended - started))
+                    spent[name] = 0.0
     quantile = lambda values, q: float(np.percentile(values, q))
     return {
         name: {
@@ -158,7 +162,8 @@ def compare_steps(options: argparse.Namespace) -> None:
             "ONNX fp32": Decoder.load(fp32, statistics=known),
             "ONNX int8": Decoder.load(int8, statistics=known),
         }
-        timed = time_streams(streams, options.channels, options.frames, model.config.settings.front_end.patch.stride)
+        n_bins = options.frames * model.config.settings.front_end.patch.stride
+        timed = time_streams(streams, options.channels, n_bins, options.turn)
         del streams
         processes: list[Callable[[], dict[str, float]]] = [
             lambda: start_process("torch", run, options.python, ", lm=None"),
@@ -224,6 +229,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=512)
     parser.add_argument("--sessions", type=int, default=5)
     parser.add_argument("--frames", type=int, default=500)
+    parser.add_argument("--turn", type=int, default=100, help="bins after which the next stream takes its turn")
     parser.add_argument("--rounds", type=int, default=3, help="processes started per arm; 0: only the time per frame")
     parser.add_argument("--accuracy", type=Path, nargs="+", help="run folders to compare int8 with fp32 on")
     parser.add_argument("--beam", type=int, default=100, help="with --accuracy: beam of the word search")

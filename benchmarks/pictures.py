@@ -3,7 +3,7 @@
 python benchmarks/pictures.py --run runs/demo --out docs/images
 
 report, trial and live need the demo run, guard, new-days and ablation the folders of their experiments (docs/log.md,
-docs/new-days.md); pictures whose folder is missing are left as they are. The others are made from simulated data.
+docs/measurements.md); pictures whose folder is missing are left as they are. The others are made from simulated data.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Laws of exported models: the same text as `StreamingDecoder`, for any chunking, and after a saved state."""
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
 from arcuate.data.statistics import Statistics
+from arcuate.decoding.exported.archive import open_archive
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.live.engine import make_engine
@@ -19,7 +21,7 @@ from arcuate.models.config import TransducerSettings
 from arcuate.runtime import Decoder
 from support.counts import count
 from support.encoders import make_batch, models
-from support.exports import ABSENT, export_model, without
+from support.exports import ABSENT, export_model, repack, without
 from support.live_parts import bins, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
@@ -63,6 +65,10 @@ def test_an_export_decodes_as_the_run_does(folder, model, n, cuts, knows_statist
     if final[0].words != expected[0].words:
         assert expected[0].total - expected[1].total < NEAR_TIE
     assert final[0].total == pytest.approx(expected[0].total, abs=1e-2)
+    assert final[0].confidences == uninterrupted[0].confidences
+    if final[0].words == expected[0].words:
+        assert final[0].confidences == pytest.approx(expected[0].confidences, abs=1e-2)
+        assert final[0].probability == pytest.approx(expected[0].probability, abs=1e-2)
 
 
 @pytest.mark.parametrize("normalise", ["none", "block", "rolling"])
@@ -126,6 +132,24 @@ def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:
     assert second.finish_nbest(2) == alone.finish_nbest(2)
 
 
+def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
+    """A file of an earlier version has no calibration, and its words have no confidences."""
+    path = export_model(tmp_path / "m.arcx", small_model())
+    metadata = json.loads(open_archive(path).bytes("metadata.json"))
+    calibration = metadata["decoding"]["confidence"]
+    sure = calibration | {"word": {"intercept": 50.0, "weights": [0.0] * 10}}
+    confidences = {}
+    for name, stored in {"default": calibration, "sure": sure, "none": None}.items():
+        changed = metadata | {"decoding": metadata["decoding"] | {"confidence": stored}}
+        forged = repack(path, tmp_path / f"{name}.arcx", {"metadata.json": json.dumps(changed).encode()})
+        decoder = Decoder.load(forged, warm=False)
+        decoder.push(bins(80))
+        best = decoder.finish()
+        assert len(best.confidences) == (len(best.words) if stored else 0)
+        confidences[name] = best.confidences
+    assert min(confidences["sure"]) > 0.999 > max(confidences["default"])
+
+
 def test_phonemes_without_words(tmp_path: Path) -> None:
     model = small_model()
     path = export_model(tmp_path / "m.arcx", model, words=False)
@@ -179,7 +203,9 @@ def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
         "from arcuate.runtime import Decoder\n"
         f"decoder = Decoder.load({str(path)!r})\n"
         "decoder.push(np.random.default_rng(0).normal(1.0, 2.0, (80, 6)))\n"
-        "print(decoder.finish().text)\n"
+        "best = decoder.finish()\n"
+        "assert len(best.confidences) == len(best.words) > 0\n"
+        "print(best.text)\n"
         "assert sys.modules['torch'] is None and sys.modules['pydantic'] is None\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

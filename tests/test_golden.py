@@ -7,14 +7,14 @@ files and the commands that wrote them.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from support import forking
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text("utf-8"))
@@ -28,15 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def arcuate(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command in the folder with `--json` and return its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "arcuate", *arguments, "--json"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = forking.arcuate(*arguments, "--json", cwd=folder, environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

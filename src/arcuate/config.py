@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.plugins import has_component, load_component
 
 
@@ -445,6 +445,7 @@ def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
 def read_yaml(path: Path, noun: str = "") -> Any:
     """Plain values of a YAML file; `noun` describes the file in messages."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             content = file.read(4 * _MAX_YAML_CHARACTERS + 1)  # bytes of the longest text
         return parse_yaml(content.decode("utf-8-sig"))
@@ -540,7 +541,12 @@ class Change:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
+    # Sections that are equal are not converted: the board compares thousands of pairs of recipes.
+    names = (
+        {name for name in type(a).model_fields if getattr(a, name) != getattr(b, name)} if type(a) is type(b) else None
+    )
+    trees = (s.model_dump(mode="json", by_alias=True, include=names) for s in (a, b))
+    before, after = ({k: v for k, v in tree.items() if k not in ignore} for tree in trees)
     return list(_changes("", before, after))
 
 

@@ -1,4 +1,9 @@
-"""The exception whose message is shown to users, and escaping of text that is not safe to print."""
+"""The exception whose message is shown to users, escaping of unsafe text, and files that must not be read."""
+
+import errno
+import os
+import stat
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -29,3 +34,16 @@ def without_password(url: str) -> str:
     path, question, query = location.partition("?")
     kept = "&".join(part for part in query.split("&") if "password" not in part.lower())
     return f"{scheme}{separator}{credentials.partition(':')[0]}{at}{path}{question if kept else ''}{kept}"
+
+
+def check_regular(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError for a device, a socket or a pipe, which can have no end, and for a file of more than `max_bytes`.
+
+    A folder from elsewhere may contain links to such files. Pipes of the shell, `<(…)`, are in /dev/fd.
+    """
+    found = os.stat(path)
+    is_shell_pipe = stat.S_ISFIFO(found.st_mode) and path.is_absolute() and path.parts[1] in ("dev", "proc")
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or is_shell_pipe or str(path) == os.devnull):
+        raise OSError(errno.EINVAL, "it is a device, a socket or a pipe, not a file", str(path))
+    if max_bytes is not None and found.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {max_bytes:,} are read", str(path))

@@ -24,7 +24,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.progress import logger
 
 # --- Atomic writes ---------------------------------------------------------------------------------------
@@ -440,8 +440,12 @@ def _plain_dtype(code: str) -> np.dtype[Any]:
         raise ValueError(str(error)) from None
 
 
+_MAX_JSON_BYTES = 2**31  # of a text file that is read as a whole
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
+        check_regular(path, _MAX_JSON_BYTES)
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         check_resources(error, path)
@@ -454,6 +458,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
     """The rows of a JSON lines file. With `growing`, an incomplete last line is ignored."""
     try:
+        check_regular(path, _MAX_JSON_BYTES)
         lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {describe_error(error)}") from None

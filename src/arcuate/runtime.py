@@ -24,6 +24,7 @@ from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.decoding.exported.model import ExportedModel, ExportedState, StepOutputs
 from arcuate.decoding.exported.read import ExportedFile, load_model, load_transducer, load_word_search, open_export
 from arcuate.decoding.heads import Head, check_head
+from arcuate.decoding.hypothesis import GreedyTokens
 from arcuate.decoding.layout import ModelDelay as ModelDelay
 from arcuate.decoding.stream import NewFrames, Partial, SentenceState, SentenceStream
 from arcuate.errors import UserError
@@ -207,6 +208,7 @@ class Decoder(SentenceStream):
             (bins,) if len(bins) else (),
             len(frames),
             n_bins,
+            GreedyTokens().extend(frames),
         )
 
     def _joiner_frames(self) -> np.ndarray:

@@ -19,8 +19,9 @@ from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import check_outputs
-from arcuate.files import read_json
+from arcuate.files import read_json, read_jsonl
 from arcuate.insight.ledger import write_ledger
+from arcuate.insight.runs import list_runs
 from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
 from arcuate.models.io import load_model
@@ -157,3 +158,37 @@ def test_scores_do_not_replace_weights(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "model" / "model.safetensors", tmp_path)
     with pytest.raises(UserError, match=r"not an earlier scores\.npz"):
         check_outputs(None, tmp_path / "model.safetensors")
+
+
+# --- files without an end ---
+
+
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "results/val.json"]
+)
+def test_a_pipe_or_device_in_a_run_hides_no_other_run(tmp_path: Path, name: str) -> None:
+    """A run from elsewhere may hold a link to /dev/zero or a pipe, which a reader would wait for or read for ever."""
+    make_run(tmp_path / "good")
+    for kind in ("device", "pipe"):
+        file = make_run(tmp_path / kind).path / name
+        file.unlink(missing_ok=True)
+        file.symlink_to("/dev/zero") if kind == "device" else os.mkfifo(file)
+    found = {entry.name: entry for entry in list_runs(tmp_path)}
+    assert sorted(found) == ["device", "good", "pipe"] and not found["good"].problems
+    for kind in ("device", "pipe"):
+        assert any("not a file" in problem for problem in found[kind].problems), found[kind].problems
+
+
+def test_a_sparse_log_is_refused_by_its_size(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    os.truncate(run.metrics_file, 2**40)
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: it has 1,099,511,627,776 bytes"):
+        run.metrics()
+
+
+def test_pipes_of_the_shell_are_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"id": "a"}\n')
+    os.close(writing)
+    assert read_jsonl(Path(f"/dev/fd/{reading}")) == [{"id": "a"}]
+    os.close(reading)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.decoding.hypothesis import greedy
+from arcuate.decoding.hypothesis import GreedyTokens, greedy
 
 
 def log_probs(classes: list[int]) -> np.ndarray:
@@ -24,6 +24,9 @@ def log_probs(classes: list[int]) -> np.ndarray:
 def test_repeats_are_merged_before_blanks_are_removed(classes, tokens):
     assert greedy(log_probs(classes)) == tokens
     assert greedy(torch.from_numpy(log_probs(classes))) == tokens
+    for cut in range(len(classes) + 1):
+        stream = GreedyTokens().extend(log_probs(classes[:cut])).extend(log_probs(classes[cut:]))
+        assert list(stream.tokens) == tokens
 
 
 def test_no_frames_give_no_tokens():

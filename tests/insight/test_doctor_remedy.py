@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +15,10 @@ from arcuate.insight.doctor.step_size import judge_step_size
 from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
-from support.fabricate_runs import make_run
+from support.fabricate_runs import make_run, stuck_run
 from support.forking import arcuate
 
 SMALL = {"encoder.width": 16, "encoder.depth": 1, "train.steps": 12, "train.log_every": 1, "train.validate_every": 2}
-
-
-def stuck_run(path: Path, overrides: list[str], loss: np.ndarray, grad: float, lr: float, n_parameters: int) -> Run:
-    """A run whose output stayed blank, with the given training rows."""
-    run = make_run(path, overrides, results=False, n_parameters=n_parameters)
-    rows: list[dict[str, Any]] = []
-    for i, value in enumerate(loss):
-        step = round(600 * (i + 1) / len(loss))
-        rows.append({"step": step, "split": "train", "loss": float(value), "grad_norm": grad, "lr": lr})
-        if i % 2:
-            rows.append({"step": step, "split": "val", "loss": 3.2, "per": 1.0})
-    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
 
 
 def small_updates(path: Path) -> Run:
@@ -86,6 +72,7 @@ def test_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
     assert (done.returncode, answer["fix"], answer["tried"], answer["remedy"]["changes"]) == (0, None, None, [])
     assert "nothing to fix" in answer["remedy"]["message"]
     assert not (tmp_path / "out.yaml").exists()
+    assert_refused(arcuate("doctor", run.path, "--out", tmp_path / "tried"), "--try")
 
 
 def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:

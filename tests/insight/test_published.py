@@ -7,6 +7,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.insight.published import DATASETS, RESULTS, compare_published
+from arcuate.insight.report.page import write_report
 
 
 def make_run(folder: Path, **data: object) -> Path:
@@ -31,6 +32,18 @@ def test_simulated_data_are_compared_with_nothing(tmp_path: Path) -> None:
     (run / "results" / "val.json").write_text('{"per": 0.12}', "utf-8")
     found = compare_published(run)
     assert found.published == () and "simulated" in found.note
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_the_report_shows_published_results_on_the_same_data_set(tmp_path: Path, simulated: bool) -> None:
+    run = make_run(tmp_path / "run", layout="b2t24", simulated=simulated)
+    trial = {"id": "t12/1", "session": "t12.2022.04.28", "reference": ["AA", "B"], "hypothesis": ["AA", "T"]}
+    (run / "results" / "val.jsonl").write_text(json.dumps(trial) + "\n", "utf-8")
+    (run / "results" / "val.json").write_text('{"per": 0.5, "n_trials": 1}', "utf-8")
+    page = write_report(run).read_text("utf-8")
+    for result in RESULTS:
+        assert (result.split in page) == (result.dataset == "b2t24" and not simulated)
+    assert ("this run" in page and 'href="#published"' in page) == (not simulated)
 
 
 def test_a_run_without_results_is_refused(tmp_path: Path) -> None:

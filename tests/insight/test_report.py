@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arcuate.data.alphabet import BLANK, CLASSES, PHONEMES
+from arcuate.data.alphabet import BLANK, CLASSES, PHONEME_ORDER, PHONEMES
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.curves import MAX_POINTS, curve_of
 from arcuate.evaluation.charts.images import png
@@ -25,7 +25,7 @@ from arcuate.files import write_json, write_jsonl
 from arcuate.insight.render import vega_bundle
 from arcuate.insight.report import write_report
 from arcuate.insight.report.confidence import confidence_section
-from arcuate.insight.report.errors import EXAMPLE_WORDS, PHONEME_ORDER
+from arcuate.insight.report.errors import EXAMPLE_WORDS
 from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity

@@ -1,5 +1,6 @@
 """Laws of live decoding: for any chunking, the streamed result equals the offline result."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
@@ -187,6 +188,27 @@ def test_without_statistics_a_stream_normalises_by_its_past(normalise: str) -> N
     log_probs, _ = offline(rolling, second, 1, past)
     np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
     assert rolling.head.weight is model.head.weight  # one set of weights
+
+
+def test_a_session_starts_with_known_statistics() -> None:
+    """They are those of the session, replaced when another session starts, and follow the stream in between."""
+    model = small_model(normalise="block")
+    names, bins = model.config.sessions, [trial_bins(60, seed=k) for k in range(3)]
+    past = {name: RunningStatistics.from_bins(trial_bins(300, seed=10 + k)) for k, name in enumerate(names)}
+    stream = StreamingDecoder(make_engine(model, SEARCH), names[0])
+    stream.seed_sessions(lambda session: past[session].statistics())
+    running = past[names[0]]
+    for session, trial in zip((0, 0, 1), bins, strict=True):
+        if session:
+            running = past[names[1]]
+        stream.reset(names[session])
+        n = min(1.0, stream.layout.rolling_bins / running.n_bins)
+        partial = stream.push(trial)
+        expected, _ = offline(stream.engine.rolling_model, trial, session, running.statistics())
+        np.testing.assert_allclose(partial.log_probs, expected[: len(partial.log_probs)], atol=1e-4)
+        stream.finish()
+        faded = replace(running, n=running.n * n, m2=running.m2 * n, n_bins=round(running.n_bins * n))
+        running = faded.merge(RunningStatistics.from_bins(trial))
 
 
 def test_the_future_never_changes_the_statistics() -> None:

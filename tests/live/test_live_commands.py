@@ -22,7 +22,9 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
 from arcuate.live.engine import Rescorer
+from arcuate.live.input import Mark
 from arcuate.models.io import save_model
+from support.forking import arcuate
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
 
@@ -38,11 +40,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory, cohort_store: Path) -> dict[
     save_model(folder / "model", small_model(store.n_channels, "block", sessions=store.sessions))
     lexicon, arpa = write_words(folder)
     return {"model": folder / "model", "lexicon": lexicon, "lm": arpa, "store": cohort_store}
-
-
-def arcuate(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "arcuate", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
 
 
 def choices(parts: dict[str, Path]) -> list[object]:
@@ -184,6 +181,28 @@ def test_port_0_takes_a_free_port_and_prints_it(parts: dict[str, Path]) -> None:
         assert server.live.access.send_token in server.send_url
         with pytest.raises(UserError, match="choose another --port"):  # taken from now on
             prepare_server(parts["model"], source="socket", port=server.port, **words)
+
+
+def test_a_replay_is_normalised_as_the_bins_of_a_rig(parts: dict[str, Path]) -> None:
+    """The same trial sent by a rig and replayed gives the same log-probabilities, unlike offline statistics."""
+    from arcuate.live.serve import prepare_server
+
+    words = {"lm": str(parts["lm"]), "lexicon": str(parts["lexicon"]), "decoding": SEARCH_SETTINGS}
+    store = Store.open(parts["store"])
+    trial = next(t for t in store.trials if t.split == "val")
+    rig = Mark(trial.id, trial.session)  # as a rig sends it
+    decoded = []
+    for source, stored in (("socket", False), ("replay", False), ("replay", True)):
+        server = prepare_server(
+            parts["model"], source=source, port=0, data=parts["store"], stored_statistics=stored, **words
+        )
+        server.listener.close()
+        decoder = server.live.decoder
+        mark = rig if source == "socket" else server.live.source.trials.mark(trial)
+        decoder.reset(mark.session, mark.statistics)
+        decoded.append(decoder.push(store.read_bins(trial)).log_probs)
+    np.testing.assert_array_equal(decoded[0], decoded[1])
+    assert np.abs(decoded[1] - decoded[2]).max() > 1e-3
 
 
 def test_help_needs_no_torch() -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +29,15 @@ def server() -> "subprocess.Popen[str]":
     return started
 
 
-def arcuate(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def arcuate(
+    *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """`arcuate ARGUMENTS…` as a process of its own: exit code, stdout, stderr."""
     told, command = server(), [str(a) for a in arguments]
     assert told.stdin is not None and told.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        job = {"arguments": command, "cwd": str(cwd or Path.cwd()), "environment": dict(os.environ)}
+        job = {"arguments": command, "cwd": str(cwd or Path.cwd()), "environment": dict(environment or os.environ)}
         told.stdin.write(json.dumps(job | {"out": str(out), "err": str(err)}) + "\n")
         code = int(told.stdout.readline())
         return subprocess.CompletedProcess(command, code, text(out), text(err))
@@ -81,6 +84,7 @@ def ended(pid: int) -> int:
 
 
 IMPORTED_ONCE = (
+    "torch._dynamo",  # which the first optimizer of a process imports
     "arcuate.cli",
     "arcuate.evaluation.combine",
     "arcuate.evaluation.decode",

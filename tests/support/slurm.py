@@ -32,6 +32,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
@@ -41,6 +42,7 @@ KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 """
+# SchedulerParameters: a job that waits for its time is looked at every second instead of every minute.
 # cred_expire: a job that is put back into the queue waits this long before it starts again; 120 s unless set.
 
 

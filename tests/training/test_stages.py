@@ -12,6 +12,7 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train as train_recipe
 from arcuate.files import read_jsonl
+from arcuate.training import loop
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.guard import KEEP, Guard
@@ -78,6 +79,52 @@ def test_an_explosion_at_the_end_of_a_stage_does_not_reach_the_next(
     incident = read_jsonl(state.run.incidents_file)[0]
     assert (incident["step"], incident["kind"], incident["action"]) == (6, "stage_end", "restore")
     assert "step 4" in incident["reason"]
+
+
+@pytest.mark.parametrize(
+    ("bad_step", "size"),
+    [(5, 1e3), (5, math.nan), (4, math.nan)],
+    ids=["large", "not finite", "not finite, and the last step skipped"],
+)
+def test_an_explosion_in_the_last_update_of_a_stage_does_not_reach_the_next(
+    bad_step: int, size: float, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of a step is computed before its update, so no step of the stage has a high loss."""
+    store = Store.open(cohort_store)
+    stages = "stages=[{name: one, steps: 6, losses: {ctc: 1}}, {name: two, steps: 1, losses: {ctc: 1}}]"
+    state = make_state(store, make_recipe(*SMALL, stages), tmp_path / "run")
+    update, begin = loop.apply_update, state.start_next_stage
+    healthy: dict[str, torch.Tensor] = {}
+    started: list[dict[str, torch.Tensor]] = []
+
+    def explode(changed: TrainingState, **options: bool) -> None:
+        if changed.step == 4:
+            healthy.update({n: p.detach().clone() for n, p in state.model.named_parameters()})
+        update(changed, **options)
+        if changed.step == bad_step and changed.progress.index == 0:
+            with torch.no_grad():
+                for parameter in changed.model.parameters():
+                    parameter.mul_(size)
+
+    def record() -> None:
+        started.append({n: p.detach().clone() for n, p in state.model.named_parameters()})
+        begin()
+
+    monkeypatch.setattr(loop, "apply_update", explode)
+    monkeypatch.setattr(state, "start_next_stage", record)
+    run(state, store)
+    assert all(torch.equal(started[0][n], healthy[n]) for n in healthy)
+    incident = next(row for row in read_jsonl(state.run.incidents_file) if row["kind"] == "stage_end")
+    assert (incident["step"], incident["action"]) == (6, "restore")
+    assert "step 4" in incident["reason"]
+
+
+def test_a_healthy_last_update_is_kept(cohort_store: Path, tmp_path: Path) -> None:
+    store = Store.open(cohort_store)
+    stages = "stages=[{name: one, steps: 6, losses: {ctc: 1}}, {name: two, steps: 1, losses: {ctc: 1}}]"
+    state = make_state(store, make_recipe(*SMALL, stages), tmp_path / "run")
+    run(state, store)
+    assert read_jsonl(state.run.incidents_file) == []
 
 
 def test_evaluation_uses_the_losses_of_the_checkpoints_stage(cohort_store: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from arcuate.cli.app import Json, app
 from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.insight.doctor import Diagnosis
@@ -46,6 +47,8 @@ def doctor(
     from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
     from arcuate.insight.doctor.remedy import check_remedy_file
 
+    if out_folder is not None and not try_it:
+        raise UserError("--out names the folder of the run that --try trains: give --try too, or leave --out out")
     check_remedy_file(fix)
     with progress(f"reading {path}") as report:
         diagnosis = diagnose(

@@ -65,6 +65,13 @@ def live(
     continuous: Annotated[
         bool, typer.Option("--continuous", help="With a replay: split sentences at silences, not at trials.")
     ] = False,
+    stored_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--stored-statistics",
+            help="Replay: normalise by the statistics of offline evaluation, not by those of the stream.",
+        ),
+    ] = False,
     record: Annotated[
         Path | None, typer.Option(help="Folder to record into; an interrupted recording is resumed.")
     ] = None,
@@ -111,6 +118,7 @@ def live(
             session=session,
             speed=speed,
             continuous=continuous,
+            stored_statistics=stored_statistics,
             record=record,
             record_session=record_session,
             settings=settings,

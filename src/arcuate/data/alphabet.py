@@ -18,6 +18,17 @@ BLANK_NAME, SILENCE_NAME = BLANK_NAMES[0], BOUNDARY_NAMES[0]
 CLASSES: tuple[str, ...] = (BLANK_NAME, *PHONEMES, SILENCE_NAME)
 N_CLASSES = len(CLASSES)
 BLANK, SILENCE = 0, N_CLASSES - 1
+# Neighbours are similar: vowels from front to back, voiceless consonants next to voiced ones.
+PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
+    "vowels": ("IY", "IH", "EY", "EH", "AE", "AH", "ER", "AA", "AO", "OW", "UH", "UW", "AY", "AW", "OY"),
+    "stops": ("P", "B", "T", "D", "K", "G"),
+    "affricates": ("CH", "JH"),
+    "fricatives": ("F", "V", "TH", "DH", "S", "Z", "SH", "ZH", "HH"),
+    "nasals": ("M", "N", "NG"),
+    "approximants": ("W", "R", "L", "Y"),
+    "silence": (SILENCE_NAME,),
+}
+PHONEME_ORDER: tuple[str, ...] = tuple(name for group in PHONEME_GROUPS.values() for name in group)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPACE, FULL_STOP = BOUNDARY_NAMES[2], "~"  # as the handwriting data sets write them
 # Characters of the handwriting data sets of participant T5, word boundary last as in CLASSES.
@@ -55,6 +66,17 @@ def error_rate_name(classes: Sequence[str]) -> str:
 def punctuation_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """Classes of a character alphabet that are not part of any word."""
     return tuple(name for name in classes if name in PUNCTUATION)
+
+
+def token_groups(classes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tokens of an alphabet by kind, in the order in which charts show them."""
+    if tuple(classes) == CLASSES:
+        return PHONEME_GROUPS
+    marks = punctuation_classes(classes)
+    edge = (classes[boundary_index(classes)],) if boundary_index(classes) > 0 else ()
+    plain = tuple(name for name in classes[1:] if name not in (*marks, *edge))
+    groups = {"tokens": plain, "marks": marks, "boundary": edge}
+    return {name: members for name, members in groups.items() if members}
 
 
 def check_alphabet(classes: Sequence[str]) -> tuple[str, ...]:

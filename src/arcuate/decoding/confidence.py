@@ -9,12 +9,15 @@ acoustic and language-model scores. The weights are settings (`DecodingConfig.co
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
+
+if TYPE_CHECKING:  # settings need pydantic, which the small runtime does without
+    from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 
 WORD_FEATURES = (
     "posterior",  # log-odds of the word posterior
@@ -41,7 +44,7 @@ _MAX_MARGIN = 20.0  # nats; also the margin of a word that all hypotheses contai
 
 
 def with_confidence(
-    n_best: Sequence[Hypothesis], frames: np.ndarray | None, settings: DecodingConfig, scale: float = 1.0
+    n_best: Sequence[Hypothesis], frames: np.ndarray | None, settings: "DecodingConfig", scale: float = 1.0
 ) -> list[Hypothesis]:
     """Add word confidences and the sentence probability to the best hypothesis of a list.
 
@@ -61,7 +64,7 @@ def with_confidence(
     return [best, *n_best[1:]]
 
 
-def n_hypotheses(search: object, n_best: int, model: ConfidenceConfig) -> int:
+def n_hypotheses(search: object, n_best: int, model: "ConfidenceConfig") -> int:
     """Length of the n-best list to compute, from the requested one and the one that confidences need.
 
     A plain word search returns longer lists at no cost; other searches score every hypothesis with a network.

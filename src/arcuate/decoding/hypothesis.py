@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from arcuate.data.alphabet import BLANK, token_names
@@ -86,6 +86,20 @@ def token_spans(log_probs: Any) -> list[TokenSpan]:
             found.append(TokenSpan(token, first, n_frames))
         first += n_frames
     return found
+
+
+@dataclass(frozen=True)
+class GreedyTokens:
+    """Greedy output of a stream so far, extended frame by frame."""
+
+    tokens: tuple[int, ...] = ()
+    last: int = BLANK  # best class of the last frame
+
+    def extend(self, log_probs: Any) -> "GreedyTokens":
+        """The output after further frames (f, V)."""
+        classes = [self.last, *log_probs.argmax(-1).tolist()]
+        new = tuple(after for before, after in pairwise(classes) if after not in (before, BLANK))
+        return GreedyTokens(self.tokens + new, classes[-1])
 
 
 def greedy(log_probs: Any) -> list[int]:

@@ -5,7 +5,8 @@ pydantic.
 """
 
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
-from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.hypothesis import GreedyTokens, Hypothesis
 from arcuate.decoding.layout import ModelDelay, ModelLayout
 from arcuate.decoding.log_probs import WordColumns, check_log_probs, reorder_for_words
 from arcuate.errors import UserError
@@ -52,6 +53,7 @@ class SentenceState:
     bins: tuple[np.ndarray, ...] = ()  # kept for rolling normalisation and for adaptation
     n_frames: int = 0
     n_bins: int = 0
+    greedy: GreedyTokens = field(default_factory=GreedyTokens)
 
 
 class SentenceStream:
@@ -74,6 +76,7 @@ class SentenceStream:
         self._lock = lock  # a search has one set of work buffers
         self._past = _initial_statistics(None, layout.n_channels)
         self._statistics: Statistics | None = None
+        self._known_statistics: Callable[[str], Statistics | None] = lambda session: None
         self.session = session or layout.sessions[-1]
 
     # --- the acoustic model and the search ---------------------------------------------------------------
@@ -101,7 +104,7 @@ class SentenceStream:
     @cached_property
     def _columns(self) -> WordColumns:
         """Mapping from the classes of the model to those of the word search."""
-        return reorder_for_words(self.layout.classes, self._searcher.settings)
+        return reorder_for_words(self.layout.classes, self._words.settings)
 
     @property
     def decodes_words(self) -> bool:
@@ -111,7 +114,7 @@ class SentenceStream:
     def _tokens(self) -> tuple[int, ...]:
         """Phonemes so far."""
         if self._joint is None:
-            return tuple(greedy(self.log_probs()))
+            return self._now.greedy.tokens
         state = self._now.search
         found: tuple[int, ...] = (
             self._joint.partial(state) if self._words is None else self._joint.token_search.partial(state.tokens)
@@ -151,8 +154,10 @@ class SentenceStream:
         """Discard the sentence and start a new one, in another session or with other statistics if given."""
         if session is not None:
             self.check_session(session)
-            self.session = session
+            changed, self.session = self.session != session, session
             self._statistics = None
+            if changed:
+                self._seed_from_known()
         if statistics is not None:
             self._statistics = statistics
         self._start_sentence()
@@ -162,6 +167,17 @@ class SentenceStream:
         self._statistics = None
         self._past = _initial_statistics(statistics, self.n_channels)
         self._start_sentence()
+
+    def seed_sessions(self, known: Callable[[str], Statistics | None]) -> None:
+        """Initialise the running statistics of this session, and of every later one when it starts."""
+        self._known_statistics = known
+        self._statistics = None
+        self._seed_from_known()
+        self._start_sentence()
+
+    def _seed_from_known(self) -> None:
+        if (statistics := self._known_statistics(self.session)) is not None:
+            self._past = _initial_statistics(statistics, self.n_channels)
 
     def push(self, bins: ArrayLike) -> Partial:
         """Decode the next bins, (t, C) or one bin (C,), and return the result so far."""
@@ -274,7 +290,18 @@ class SentenceStream:
         return np.empty((0, len(self.layout.classes)), np.float32)
 
     def _final_nbest(self, n: int) -> list[Hypothesis]:
-        return self.nbest(n)
+        """The n-best list of a complete sentence, with confidences if words are decoded."""
+        model = None if self._words is None else self._words.settings.confidence
+        if model is None:  # phonemes, or an exported model of an earlier version
+            return self.nbest(n)
+        from arcuate.decoding.confidence import n_hypotheses  # imports the word search
+
+        return self._with_confidence(self.nbest(n_hypotheses(self._searcher, n, model)))
+
+    def _with_confidence(self, hypotheses: list[Hypothesis], scale: float = 1.0) -> list[Hypothesis]:
+        from arcuate.decoding.confidence import with_confidence
+
+        return with_confidence(hypotheses, self._columns(self.log_probs()), self._words.settings, scale)
 
     def _submit_update(self, best: Hypothesis) -> None:
         """Pass the finished sentence on to adaptation."""
@@ -293,7 +320,8 @@ class SentenceStream:
         bins = (*now.bins, chunk) if self._keeps_bins and chunk is not None else now.bins
         all_frames = (*now.frames, frames) if len(frames) else now.frames
         n_bins = now.n_bins + (0 if chunk is None else len(chunk))
-        self._now = SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins)
+        greedy = now.greedy.extend(frames) if len(frames) else now.greedy
+        self._now = SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins, greedy)
 
     def _update_statistics(self) -> None:
         """Add the finished sentence to the running statistics; older bins lose weight beyond `rolling_bins`."""

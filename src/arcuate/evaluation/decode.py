@@ -180,7 +180,8 @@ class SearchSource:
         """Settings of the file, overridden by the given limits, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
         if self.config is None and exported is not None and exported.has_words:
-            settings = parse_decoding_config(asdict(exported.settings), str(exported.path))
+            stored = {name: value for name, value in asdict(exported.settings).items() if value is not None}
+            settings = parse_decoding_config(stored, str(exported.path))
         limits = {"beam": self.beam, "threshold": self.threshold}
         given = {name: value for name, value in limits.items() if value is not None}
         return parse_decoding_config(settings.model_dump() | given, "the command line"), tuned

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
-_N_COMPARED = 100  # trials on which int8 is compared with fp32
+_N_COMPARED = 200  # trials on which int8 is compared with fp32
 _EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
 
 

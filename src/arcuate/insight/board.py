@@ -1,9 +1,10 @@
 """`prepare_board`: a local web page of all runs in a folder, updated while they train."""
 
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +23,12 @@ from arcuate.insight.render import environment, make_figure, render, style_sheet
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import RunEntry, find_parent, find_runs, read_entry, value_text
-from arcuate.live.clients import TOKEN_COOKIE, Access, is_local, make_access
+from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
 
 _REFRESH_S = 0.7  # seconds between scans of the folder
 _FIRST_S = 0.8  # seconds spent on the first, incomplete rows of a large folder
@@ -39,6 +40,13 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+
+# Of a page stored with runs, which may come from elsewhere: its scripts run apart from the board and load nothing.
+_STORED_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_MAX_PAGE_BYTES = 2**27
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,11 @@ class Board:
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended by an error, so that the rows are out of date."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
+
     def rows(self) -> list[BoardRow]:
         """All rows, latest run first."""
         with self._lock:
@@ -153,7 +166,8 @@ class Board:
             return []
 
     def _name(self, path: Path) -> str:
-        return path.resolve().name if path == self.folder else str(path.relative_to(self.folder))
+        name = path.resolve().name if path == self.folder else str(path.relative_to(self.folder))
+        return name.encode("utf-8", "backslashreplace").decode()  # an address cannot hold other bytes
 
     def _earlier(self, entry: RunEntry) -> list[RunEntry]:
         others = [known.entry for known in self._cache.values() if known.entry is not None]
@@ -275,27 +289,17 @@ class PreparedBoard:
 
     board: Board
     access: Access
-    port: int
+    listener: socket.socket
 
     @property
     def url(self) -> str:
-        host = self.access.host
-        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
-        return f"http://{name}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
+        return self.access.page_url(port_of(self.listener))
 
     def run(self) -> None:
-        import uvicorn
+        from arcuate.live.web import bounded_config, run_until_signal
 
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        config = uvicorn.Config(
-            make_app(self.board, self.access),
-            host=self.access.host,
-            port=self.port,
-            log_level="warning",
-            timeout_graceful_shutdown=2,
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run()
+        run_until_signal(bounded_config(make_app(self.board, self.access)), self.listener)
 
 
 def prepare_board(
@@ -307,13 +311,16 @@ def prepare_board(
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate board runs")
-    return PreparedBoard(Board(folder), make_access(host, token), port)
+    access = make_access(host, token)
+    return PreparedBoard(Board(folder), access, bind(host, port))
 
 
 def make_app(board: Board, access: Access) -> "FastAPI":
     """Create the app: the page, its data, and the pages of single runs, rendered on demand."""
     from fastapi import FastAPI, Query, Request, Response
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from fastapi.responses import HTMLResponse, PlainTextResponse
+
+    from arcuate.live.web import given_tokens, json_response
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -333,7 +340,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
             headers.get("origin"), headers.get("host")
         ):
             return PlainTextResponse("unknown host name or origin", 403)
-        if not _has_token(access, request):
+        if not access.accepts_viewer(*given_tokens(request)):
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
         response.headers.update(_HEADERS)
@@ -344,7 +351,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.exception_handler(UserError)
     async def explain(_: Request, error: UserError) -> Response:
-        return JSONResponse({"error": str(error)}, 404)
+        return json_response({"error": str(error)}, 404)
 
     def page(make: Callable[[], str]) -> Response:
         with rendering:
@@ -366,18 +373,20 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/api/runs")
     def runs(version: int = -1) -> Response:
+        if board.has_failed:
+            return json_response({"error": "the board has stopped reading runs; see its output and restart it"}, 503)
         if version == board.version:
-            return JSONResponse({"version": board.version})
-        return JSONResponse({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
+            return json_response({"version": board.version})
+        return json_response({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
-        return JSONResponse(overlay(board, run))
+        return json_response(overlay(board, run))
 
     @app.get("/api/compare")
     def compare_runs(run: list[str] = Query()) -> Response:
         found = compare(*_selected(board, run), evaluate_missing=False)
-        return JSONResponse({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
+        return json_response({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
 
     @app.get("/compare")
     def comparison(run: list[str] = Query()) -> Response:
@@ -396,7 +405,9 @@ def make_app(board: Board, access: Access) -> "FastAPI":
         file = board.run(run).path.resolve().parent.parent / "ablation.html"
         if not (file.parent / "experiment.json").is_file() or not file.is_file():
             raise UserError(f"{run} is not part of an ablation that has a page")
-        return page(lambda: file.read_text("utf-8"))
+        if file.stat().st_size > _MAX_PAGE_BYTES:
+            raise UserError(f"the page of the ablation of {run} is too large")
+        return HTMLResponse(file.read_text("utf-8", "replace"), headers={"Content-Security-Policy": _STORED_POLICY})
 
     @app.get("/sweep")
     def sweep(run: str) -> Response:
@@ -429,11 +440,6 @@ def _selected(board: Board, names: Sequence[str]) -> list[Run]:
     if len(names) > _MAX_SELECTED:
         raise UserError(f"{len(names)} runs are selected; select at most {_MAX_SELECTED}")
     return [board.run(name) for name in names]
-
-
-def _has_token(access: Access, request: "Request") -> bool:
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return access.accepts_viewer(request.query_params.get("token"), request.cookies.get(TOKEN_COOKIE), bearer)
 
 
 def _asset(name: str) -> str:

@@ -79,6 +79,11 @@ class PublishedComparison:
         return {**asdict(self), "published": [asdict(result) for result in self.published]}
 
 
+def published_results(layout: object, simulated: bool) -> tuple[PublishedResult, ...]:
+    """Published results on a data set; none for simulated data, which resemble a release only in their files."""
+    return () if simulated else tuple(r for r in RESULTS if r.dataset == layout)
+
+
 def compare_published(run: RunLike, split: str = "val") -> PublishedComparison:
     """The results of a run beside the published ones on the same data set."""
     opened = run if isinstance(run, Run) else open_run(run)
@@ -96,7 +101,7 @@ def compare_published(run: RunLike, split: str = "val") -> PublishedComparison:
         raise UserError(
             f"{opened.path} has no results on {split}; create them with: arcuate evaluate {opened.path} --split {split}"
         )
-    shown = () if simulated else tuple(r for r in RESULTS if r.dataset == dataset)
+    shown = published_results(dataset, simulated)
     return PublishedComparison(str(opened.path), dataset, simulated, split, per, wer, shown, note)
 
 

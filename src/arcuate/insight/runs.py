@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import Change
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
@@ -332,8 +332,12 @@ def _read_summaries(run: Run) -> dict[str, dict[str, Any]]:
 def _count_lines(path: Path) -> int:
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 # Parents: the run or recipe that a run is compared with.

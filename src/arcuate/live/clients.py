@@ -8,6 +8,7 @@ import hmac
 import json
 import re
 import secrets
+import socket
 import time
 import unicodedata
 from collections import deque
@@ -58,6 +59,16 @@ class Access:
             return self.token is None
         return _contains_token(given, self.send_token)
 
+    def page_url(self, port: int) -> str:
+        return self._url("http", port, "", self.token)
+
+    def send_url(self, port: int) -> str:
+        return self._url("ws", port, "frames", self.send_token)
+
+    def _url(self, scheme: str, port: int, path: str, token: str | None) -> str:
+        name = "localhost" if is_local(self.host) else f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{name}:{port}/{path}" + (f"?token={token}" if token else "")
+
 
 def _contains_token(given: tuple[str | None, ...], token: str) -> bool:
     return any(g is not None and hmac.compare_digest(g.encode(), token.encode()) for g in given)
@@ -87,6 +98,23 @@ def is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port before loading, which may take a while; port 0 takes any free one."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # else another server could take the port meanwhile
+    except OSError as error:
+        listener.close()
+        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
 
 
 def _split_url(url: str) -> SplitResult:

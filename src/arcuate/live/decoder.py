@@ -12,11 +12,9 @@ from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
-from arcuate.decoding.confidence import n_hypotheses, with_confidence
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.stream import NewFrames, SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
@@ -190,16 +188,14 @@ class StreamingDecoder(SentenceStream):
 
     def _final_nbest(self, n: int) -> list[Hypothesis]:
         """The n-best list with confidences, rescored if there is a causal language model."""
-        rescorer, search, scale = self.engine.rescorer, self.engine.search, 1.0
-        if search is None:
-            return self.nbest(n)
-        n_listed = n_hypotheses(self.engine.joint or search, n, search.settings.confidence)
-        hypotheses = self.nbest(max(n, rescorer.n_best) if rescorer else n_listed)
-        if rescorer and hypotheses[0].total is not None:
-            hypotheses = rescorer(hypotheses, search.settings.lm_weight)
-            scale = search.settings.lm_weight  # the rescorer divides acoustic scores by it
-        columns = reorder_for_words(self.layout.classes, search.settings)
-        return with_confidence(hypotheses, columns(self.log_probs()), search.settings, scale)
+        rescorer, search = self.engine.rescorer, self.engine.search
+        if search is None or rescorer is None:
+            return super()._final_nbest(n)
+        hypotheses, lm_weight = self.nbest(max(n, rescorer.n_best)), search.settings.lm_weight
+        if hypotheses[0].total is None:
+            return hypotheses
+        # The rescorer divides acoustic scores by the weight of the n-gram.
+        return self._with_confidence(rescorer(hypotheses, lm_weight), scale=lm_weight)
 
 
 def _new_frames(outputs: Outputs) -> NewFrames:

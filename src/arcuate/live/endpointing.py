@@ -222,14 +222,14 @@ class Endpointer:
 
     def _doubtful(self, best: Hypothesis) -> list[int]:
         """Positions of words with a confidence below the acceptance threshold."""
-        if not best.confidences:  # phonemes, or an exported model
+        if not best.confidences:  # phonemes, or an exported model of an earlier version
             return []
         threshold = self.decoder.engine.search.settings.confidence.accept_above
         return [i for i, p in enumerate(best.confidences) if p < threshold]
 
     def _final_event(self, nbest: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
         best = nbest[0]
-        words = best.words or tuple(token_names(best.tokens, self.decoder.engine.model.config.classes))
+        words = best.words or tuple(token_names(best.tokens, self.decoder.layout.classes))
         return {
             "type": "final",
             "number": self.n_sentences,

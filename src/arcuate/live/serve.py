@@ -3,12 +3,10 @@
 Modules that import torch are imported after the options are checked.
 """
 
+import dataclasses
 import gc
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
-from arcuate.data.store import Store
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.files import to_json_value
-from arcuate.live.clients import is_local, make_access
+from arcuate.live.clients import bind, make_access, port_of
 from arcuate.live.config import DecoderOptions, LiveSettings
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
@@ -31,14 +27,11 @@ from arcuate.plugins import component_names, has_component, load_component, trus
 from arcuate.progress import logger
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from arcuate.live.server import LiveServer
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import ReplayTrials
 
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -62,27 +55,21 @@ class PreparedServer:
 
     @property
     def port(self) -> int:
-        return int(self.listener.getsockname()[1])
+        return port_of(self.listener)
 
     @property
     def url(self) -> str:
         """Address of the page."""
-        return self._address("http", "", self.live.access.token)
+        return self.live.access.page_url(self.port)
 
     @property
     def send_url(self) -> str:
         """Address for bins, with `--source socket`."""
-        return self._address("ws", "frames", self.live.access.send_token)
-
-    def _address(self, scheme: str, path: str, token: str | None) -> str:
-        host = self.live.access.host
-        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
-        return f"{scheme}://{name}:{self.port}/{path}" + (f"?token={token}" if token else "")
+        return self.live.access.send_url(self.port)
 
     def run(self) -> ServeResult:
-        import uvicorn
-
         from arcuate.live.server import make_config
+        from arcuate.live.web import run_until_signal
 
         sys.setswitchinterval(0.001)  # bounds how long the decoding thread waits for other threads
         gc.collect()
@@ -90,7 +77,7 @@ class PreparedServer:
         if self.live.source is None:
             logger.info(f"send bins to {self.send_url}")
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        _run_until_signal(uvicorn.Server(make_config(self.live)), self.listener)
+        run_until_signal(make_config(self.live), self.listener)
         if self.live.session.error:
             raise UserError(self.live.session.error)
         recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
@@ -120,6 +107,7 @@ def prepare_server(
     split: str = "val",
     speed: float = 1.0,
     continuous: bool = False,
+    stored_statistics: bool = False,
     record: str | Path | None = None,
     record_session: str | None = None,
     settings: LiveSettings | str | Path | None = None,
@@ -132,7 +120,8 @@ def prepare_server(
 ) -> PreparedServer:
     """Check all options, then load model, language model and source.
 
-    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`.
+    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`. A replay is normalised by the
+    running statistics of the stream, as bins of a rig are; with `stored_statistics` by those of offline evaluation.
     """
     folder = None if record is None else Path(record)
     data, session = options.get("data"), options.get("session")
@@ -145,14 +134,16 @@ def prepare_server(
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     access = make_access(host, token, send_token)
-    listener = _bind(host, port)
+    listener = bind(host, port)
     from arcuate.live.server import LiveServer
-    from arcuate.live.sources.replay import open_replay
+    from arcuate.live.sources.replay import open_replay, seed_statistics
 
     decoder = load_decoder(run, **options)
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
-    if replay is None and data is not None:
-        _seed_statistics(decoder, Store.open(Path(data)))
+    if replay is not None:
+        replay = dataclasses.replace(replay, stored_statistics=stored_statistics)
+    if source != "redis-logits" and not stored_statistics:
+        seed_statistics(run, decoder, data)
     if decoder.adapter is not None:
         from arcuate.adaptation.known_sessions import log_missing_reference
 
@@ -215,31 +206,6 @@ def _read_settings(path: Path) -> LiveSettings:
     return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Bind the port before loading, which takes a while; port 0 selects a free port."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # so that no other server can bind the port in the meantime
-    except OSError as error:
-        listener.close()
-        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
-    return listener
-
-
-def _seed_statistics(decoder: SentenceStream, store: Store) -> None:
-    """Start running statistics with those of the session's last block, if the store has it."""
-    layout = decoder.layout
-    if layout.normalise == "none":
-        return
-    state = decoder.session_state
-    session = decoder.session if state is None else state.init_session
-    trials = [t for t in store.trials if t.session == session]
-    if trials:
-        decoder.seed_statistics(store.block_statistics(trials[-1], layout.log1p))
-
-
 def _make_source(
     name: str, session: "LiveSession", replay: "ReplayTrials | None", speed: float, stream: str | None, redis: str
 ) -> Source | None:
@@ -263,19 +229,3 @@ def _make_source(
         session.subscribers.append(logits.on_event)
         return logits
     return None  # bins arrive through the WebSocket /frames
-
-
-def _run_until_signal(server: "uvicorn.Server", listener: socket.socket) -> None:
-    """Serve until interrupted or terminated; both end normally, after the recording is complete."""
-
-    @contextmanager
-    def capture_signals() -> Iterator[None]:
-        before = {which: signal.signal(which, server.handle_exit) for which in _STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
-
-    server.capture_signals = capture_signals  # type: ignore[method-assign]
-    server.run([listener])

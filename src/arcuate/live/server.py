@@ -1,17 +1,17 @@
 """The web server: the page, a WebSocket for bins (/frames) and one for events and commands (/events)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from arcuate.data.alphabet import BLANK, encode, token_groups
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
@@ -25,12 +25,11 @@ from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import BinReceiver
 from arcuate.live.sources.streams import RedisLogits
+from arcuate.live.web import bounded_config, given_tokens, json_response
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
 _POLICY = 1008  # WebSocket close code of the standard: policy violation
-_REQUEST_S = 10.0  # time limit for a client to send a request
-_MORE_CONNECTIONS = 64  # in addition to viewers: the acquisition system, health checks, reloaded pages
 _DRAIN_S = 3.0  # time to decode the queued bins at shutdown
 _PING_S = 10.0  # a client that does not answer a ping within this time is disconnected
 _HEADERS = {
@@ -123,7 +122,7 @@ def make_app(live: LiveServer) -> FastAPI:
         given = request.query_params.get("token")
         if not live.access.allows_host(request.headers.get("host")):
             return PlainTextResponse("unknown host name", 403)
-        accepted = live.access.accepts_viewer(*_given_tokens(request))
+        accepted = live.access.accepts_viewer(*given_tokens(request))
         if not accepted and request.url.path != "/healthz":
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
@@ -137,7 +136,7 @@ def make_app(live: LiveServer) -> FastAPI:
         return FileResponse(_PAGE / "index.html")
 
     @app.get("/healthz")
-    def health() -> JSONResponse:
+    def health() -> Response:
         session = live.session
         status = session.health
         body = {
@@ -150,11 +149,11 @@ def make_app(live: LiveServer) -> FastAPI:
             "viewers": len(live.broadcaster.viewers),
             **session.latency.summary(),
         }
-        return JSONResponse(body, 200 if status == "ok" else 503)
+        return json_response(body, 200 if status == "ok" else 503)
 
     @app.get("/info")
-    def info() -> JSONResponse:
-        return JSONResponse(_model_info(live.decoder, live.source, live.settings))
+    def info() -> Response:
+        return json_response(_model_info(live.decoder, live.source, live.settings))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -174,70 +173,23 @@ def make_app(live: LiveServer) -> FastAPI:
     return app
 
 
-class _BoundedHttp(H11Protocol):
-    """HTTP protocol with a time limit on requests and a limit on the number of connections.
-
-    uvicorn waits for the rest of a request without a limit, so a client could hold all connections open.
-    """
-
-    max_connections = _MORE_CONNECTIONS
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.close()
-        else:
-            self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_watching()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """Start the timer if a request is expected or incomplete, stop it if one is being answered."""
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering or self.transport.get_protocol() not in (self, None):  # else it has become a WebSocket
-            self._stop_watching()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(_REQUEST_S, self.transport.abort)
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 def make_config(live: LiveServer) -> uvicorn.Config:
     """The web server's configuration, with limits on clients."""
     limits = live.settings.limits
-    http = type("BoundedHttp", (_BoundedHttp,), {"max_connections": limits.viewers + _MORE_CONNECTIONS})
-    return uvicorn.Config(
+    return bounded_config(
         make_app(live),
-        http=http,
-        log_level="warning",
+        limits.viewers,
         ws_max_size=2 * limits.message_bytes,  # so that a message slightly above the limit gets an error message
         ws_max_queue=64,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
-        timeout_graceful_shutdown=2,
     )
-
-
-def _given_tokens(client: Request | WebSocket) -> tuple[str | None, ...]:
-    """Tokens in the address, the cookie and the header."""
-    bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
-    return client.query_params.get("token"), client.cookies.get(TOKEN_COOKIE), bearer
 
 
 async def _accept(access: Access, socket: WebSocket, accepts: Callable[..., bool]) -> bool:
     """Accept a WebSocket, or close it if host, origin or token are not allowed."""
     host, origin = socket.headers.get("host"), socket.headers.get("origin")
-    if access.allows_host(host) and access.allows_origin(origin, host) and accepts(*_given_tokens(socket)):
+    if access.allows_host(host) and access.allows_origin(origin, host) and accepts(*given_tokens(socket)):
         await socket.accept()
         return True
     await socket.close(_FORBIDDEN)
@@ -301,6 +253,7 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "n_channels": decoder.n_channels,
         "features": _channel_layout(decoder.n_channels, sessions[-1]) if has_bins else [],
         "classes": list(decoder.layout.classes),
+        "groups": _token_rows(decoder.layout.classes),
         "sessions": list(sessions),
         "session": decoder.session,
         "frame_ms": BIN_MS * decoder.layout.stride,
@@ -312,6 +265,17 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "simulated": isinstance(source, Replay) and source.trials.store.simulated,
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,
     }
+
+
+def _token_rows(classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Class indices from top to bottom in the order of the report: tokens by kind, the blank last."""
+    groups = [(name, encode(members, classes)) for name, members in token_groups(classes).items()]
+    name, rows = groups[-1]
+    if len(rows) == 1:  # two rows share a label: one is too low for it
+        groups[-1] = (f"{name}, blank", [*rows, BLANK])
+    else:
+        groups.append(("blank", [BLANK]))
+    return [{"name": name, "rows": rows} for name, rows in groups]
 
 
 def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:

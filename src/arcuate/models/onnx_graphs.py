@@ -74,14 +74,19 @@ class _Graph:
         self.outputs: list[onnx.ValueInfoProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.states: list[StateTensor] = []
+        self.names: dict[str, str] = {}  # of values that are outputs: `Identity` would copy large states
 
     def input(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> str:
         self.inputs.append(helper.make_tensor_value_info(name, dtype, shape))
         return name
 
     def output(self, name: str, value: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> None:
-        self.nodes.append(helper.make_node("Identity", [value], [name]))
         self.outputs.append(helper.make_tensor_value_info(name, dtype, shape))
+        made_here = any(value in node.output for node in self.nodes)
+        if made_here and value not in self.names:
+            self.names[value] = name
+        else:  # an input, or a value with a name already
+            self.nodes.append(helper.make_node("Identity", [value], [name]))
 
     def state(self, name: str, initial: np.ndarray) -> str:
         self.states.append(StateTensor(name, initial))
@@ -158,6 +163,9 @@ class _Graph:
         return self.mul(self.float(product), self.mul(x_scale, self.const(scale)))
 
     def finish(self) -> StepGraph:
+        for node in self.nodes:
+            for field in (node.input, node.output):
+                field[:] = [self.names.get(value, value) for value in field]
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="arcuate")
@@ -387,17 +395,18 @@ def _ssm(g: _Graph, x: str, encoder: SSM) -> str:
         conv = g.state(f"ssm.{k}.conv", np.zeros((kernel - 1, width + 2 * n), np.float32))
         window = g.shift(conv, inputs, kernel - 1)
         xs, b, c = g.split(g.silu(_convolve(g, window, mixer.conv_weight, mixer.conv_bias)), (width, n, n))
-        dt = _softplus(g, g.add(dt, g.const(_array(mixer.dt_bias))))  # (1, H) float64
-        decay = g.op("Exp", g.mul(dt, g.const(-np.exp(_array(mixer.a_log).astype(np.float64)), np.float64)))
-        dt, decay = (g.reshape(g.float(value), heads, 1, 1) for value in (dt, decay))
+        per_head_const = lambda values, dtype=np.float32: g.const(values.reshape(-1, 1, 1), dtype)
+        dt = g.add(g.reshape(dt, heads, 1, 1), per_head_const(_array(mixer.dt_bias)))
+        dt = _softplus(g, dt)  # (H, 1, 1) float64
+        rate = -np.exp(_array(mixer.a_log).astype(np.float64))
+        decay = g.float(g.op("Exp", g.mul(dt, per_head_const(rate, np.float64))))
         columns = g.reshape(xs, heads, per_head, 1)
         state = g.state(f"ssm.{k}.state", np.zeros((heads, per_head, n), np.float32))
-        added = g.mul(g.mul(columns, dt), g.reshape(b, 1, 1, n))
+        added = g.mul(g.mul(columns, g.float(dt)), b)
         after = g.add(g.mul(state, decay), added)
         g.update(state, after)
         y = g.op("MatMul", after, g.reshape(c, n, 1))  # (H, P, 1)
-        skip = g.const(_array(mixer.skip).reshape(heads, 1, 1))
-        y = g.reshape(g.add(y, g.mul(columns, skip)), 1, width)
+        y = g.reshape(g.add(y, g.mul(columns, per_head_const(_array(mixer.skip)))), 1, width)
         mixed = g.layer_norm(g.mul(y, g.silu(gate)), mixer.norm)
         frame = g.add(frame, g.linear(mixed, block.output.weight, None))
     return g.layer_norm(frame, encoder.output_norm)
@@ -414,21 +423,21 @@ def _transformer(g: _Graph, x: str, encoder: Transformer) -> str:
     heads, context, width = settings.n_heads, settings.context, settings.width
     d = width // heads
     x = g.linear(g.layer_norm(x, embedding.input_norm), embedding.linear.weight, embedding.linear.bias)
-    frame, bias = g.layer_norm(x, embedding.output_norm), _attention_bias(g, encoder)
+    frame, ring = g.layer_norm(x, embedding.output_norm), _attention_ring(g, encoder)
     blocks: Any = encoder.blocks
     for k, block in enumerate(blocks):
         attention = block.attention
         projected = g.linear(g.layer_norm(frame, block.attention_norm), attention.qkv.weight, None)
         q, key, value = (g.reshape(part, heads, 1, d) for part in g.split(projected, (width,) * 3))
-        if context > 1:  # keys transposed, so that the product with the query needs no copy
-            key = g.reshape(key, heads, d, 1)
-            keys = g.state(f"attention.{k}.keys", np.zeros((heads, d, context - 1), np.float32))
-            values = g.state(f"attention.{k}.values", np.zeros((heads, context - 1, d), np.float32))
-            all_keys, all_values = g.op("Concat", keys, key, axis=2), g.op("Concat", values, value, axis=1)
-            g.update(keys, g.rows(all_keys, 1, context, axis=2))
-            g.update(values, g.rows(all_values, 1, context, axis=1))
+        if ring is not None:  # keys transposed, so that the product with the query needs no copy
+            keys = g.state(f"attention.{k}.keys", np.zeros((heads, d, context), np.float32))
+            values = g.state(f"attention.{k}.values", np.zeros((heads, context, d), np.float32))
+            all_keys = g.op("ScatterElements", keys, ring.key_index, g.reshape(key, heads, d, 1), axis=2)
+            all_values = g.op("ScatterElements", values, ring.value_index, value, axis=1)
+            g.update(keys, all_keys)
+            g.update(values, all_values)
             scores = g.mul(g.op("MatMul", q, all_keys), g.const(1 / math.sqrt(d)))
-            value = g.op("MatMul", g.op("Softmax", g.add(scores, bias), axis=-1), all_values)
+            value = g.op("MatMul", g.op("Softmax", g.add(scores, ring.bias), axis=-1), all_values)
         attended = g.linear(g.reshape(value, 1, width), attention.output.weight, attention.output.bias)
         frame = g.add(frame, attended)
         hidden = g.linear(g.layer_norm(frame, block.ffn_norm), block.ffn_in.weight, block.ffn_in.bias)
@@ -436,18 +445,44 @@ def _transformer(g: _Graph, x: str, encoder: Transformer) -> str:
     return g.layer_norm(frame, encoder.output_norm)
 
 
-def _attention_bias(g: _Graph, encoder: Transformer) -> str:
-    """Bias (H, 1, context) by distance, oldest frame first; frames before the first one are masked."""
-    context = encoder.settings.context
+@dataclass(frozen=True)
+class _Ring:
+    """Values that the ring buffers of all layers share: the last `context` frames, each in slot number % context."""
+
+    key_index: str  # (H, d, 1) slot of the frame
+    value_index: str  # (H, 1, d)
+    bias: str  # (H, 1, context) by slot
+
+
+def _attention_ring(g: _Graph, encoder: Transformer) -> _Ring | None:
+    """Slot of the frame, and the attention bias by the age of each slot; slots without a frame are masked.
+
+    A ring buffer copies the cache once per step; a shifted one would copy it twice.
+    """
+    settings, context = encoder.settings, encoder.settings.context
     if context == 1:
-        return ""
-    buckets = relative_position_buckets(context, encoder.settings.n_buckets, False)
-    table = _array(encoder.position_bias.table)[:, list(buckets)][:, None]
+        return None
+    heads, d = settings.n_heads, settings.width // settings.n_heads
+    one, size = g.const(1.0, np.float64), g.const(float(context), np.float64)
+    slot = g.state("attention.slot", np.zeros((1, 1)))
+    following = g.add(slot, one)
+    is_last = g.op("GreaterOrEqual", following, size)
+    g.update(slot, g.op("Where", is_last, g.const(np.zeros((1, 1)), np.float64), following))
     n_frames = g.state("attention.frames", np.zeros((1, 1)))
-    new = g.op("Min", g.add(n_frames, g.const(1.0, np.float64)), g.const(float(context), np.float64))
+    new = g.op("Min", g.add(n_frames, one), size)
     g.update(n_frames, new)
-    distance = g.const(np.arange(context, 0, -1.0)[None], np.float64)  # 1 for the frame itself
-    return g.op("Where", g.op("LessOrEqual", distance, new), g.const(table), g.const(_MASKED))
+    age = g.op("Sub", slot, g.const(np.arange(float(context))[None], np.float64))  # (1, context)
+    age = g.op("Where", g.op("GreaterOrEqual", age, g.const(0.0, np.float64)), age, g.add(age, size))
+    buckets = relative_position_buckets(context, settings.n_buckets, False)  # farthest first
+    by_age = g.const(_array(encoder.position_bias.table)[:, list(reversed(buckets))][:, None])
+    bias = g.op("Gather", by_age, g.reshape(g.op("Cast", age, to=TensorProto.INT64), context), axis=2)
+    is_filled = g.op("Greater", new, age)
+    index = g.op("Cast", slot, to=TensorProto.INT64)
+    return _Ring(
+        g.add(index, g.const(np.zeros((heads, d, 1)), np.int64)),
+        g.add(index, g.const(np.zeros((heads, 1, d)), np.int64)),
+        g.op("Where", is_filled, bias, g.const(_MASKED)),
+    )
 
 
 def _gelu(g: _Graph, x: str) -> str:

@@ -49,6 +49,8 @@ _SMALL_UPDATE, _LARGE_UPDATE = (
     0.003,
     0.02,
 )  # limits on norm of the update / norm of the weights in a run at chance level
+_SHORT_REACH = 2.0  # the largest such ratio × steps of the run below which the weights cannot move by their own norm,
+# because the mean learning rate of a decaying schedule is about half of its highest one
 _EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
 _HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
@@ -74,6 +76,7 @@ _ADDED_STATE: dict[str, Any] = {
     "n_skip_alarms": 0,
     "n_risen": 0,
     "update_ratio": None,
+    "n_planned": None,
     **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
 }
 
@@ -110,6 +113,7 @@ class Guard:
         self.n_reductions = 0
         self.n_rewinds = 0  # excluding rewinds within a learning-rate search
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
+        self.n_planned: int | None = None  # steps of the run or stage, without rewound ones
         self.search = LrSearch()
 
     def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None) -> Verdict:
@@ -128,6 +132,7 @@ class Guard:
             return self._judge_nonfinite(metrics) if too_many is None else too_many
         self.n_skipped = 0
         self.n_judged += 1
+        self.n_planned = None if n_left is None else self.n_judged + n_left - 1
         self.grad_norms.append(metrics.grad_norm)
         self.recent_losses.append(_log(metrics.loss))
         verdicts = (  # every rule is applied to every step, because each keeps its own statistics
@@ -157,7 +162,14 @@ class Guard:
     @property
     def updates_are_small(self) -> bool:
         """Whether all measured updates were too small relative to the weights to leave chance level."""
-        return self.update_ratio is not None and self.update_ratio < _SMALL_UPDATE
+        return self.update_ratio is not None and (self.update_ratio < _SMALL_UPDATE or self._reach_is_short)
+
+    @property
+    def _reach_is_short(self) -> bool:
+        """Whether updates of the size measured so far cannot move the weights by their norm in the whole run."""
+        if self.update_ratio is None or self.n_planned is None:
+            return False
+        return self.update_ratio * self.n_planned < _SHORT_REACH
 
     @property
     def is_failing(self) -> bool:
@@ -166,6 +178,13 @@ class Guard:
         One high step counts, because its update was applied; one non-finite step does not, because it was skipped.
         """
         return self.n_high > 0 or self.n_skipped > 1
+
+    def is_explosion(self, before: float, after: float) -> bool:
+        """Whether an update broke the weights, by the loss of its own batch before and after it."""
+        if not math.isfinite(before) or not math.isfinite(after):
+            return True
+        limit = self._spike_limit()
+        return _log(after) > (_log(before) + math.log(self.settings.spike.ratio) if limit is None else limit)
 
     def lower_eps(self, eps: float, gradient: float) -> float | None:
         """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.
@@ -248,7 +267,7 @@ class Guard:
         """Judge a step of a learning-rate search; no other rule applies until the search ends."""
         if not self.search.observe(None if metrics is None else _log(metrics.loss)):
             return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a test run")
-        scale = self.search.next_scale or self.search.refine()
+        scale = self.search.next_scale or self.search.extend(self.update_ratio) or self.search.refine()
         if scale is not None:
             return Verdict("rewind", "search", f"next test run: learning rate × {scale:.3g}", lr_scale=scale)
         scale, tested = self.search.choose()
@@ -342,8 +361,9 @@ class Guard:
         level = median(self.normalised_losses) if is_full else 0.0
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
+        too_short = self._reach_is_short and self.n_judged >= settings.patience
         too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
-        if n_steps < settings.patience and not (above_chance or too_slow or too_large):
+        if n_steps < settings.patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
         self.dropped_to = None  # start counting again
         fall = f"has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps and is at chance level"
@@ -353,6 +373,7 @@ class Guard:
         size = ""
         if self.update_ratio is not None:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
+            too += f" in {self.n_planned:,} steps" if self._reach_is_short else ""
             size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 

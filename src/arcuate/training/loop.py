@@ -35,6 +35,7 @@ from arcuate.training.step import (
     compute_gradients,
     encode_for_training,
     finish_step,
+    measure_loss,
     read_metrics,
 )
 
@@ -106,8 +107,8 @@ def train(
         if validated and state.stage_is_over:
             if state.interval.n_steps or loop.unread:  # this validation ended the stage early
                 loop.log(learning_rates)
-            if state.guard.is_failing:
-                loop.restore_healthy()
+            if metrics is not None and (problem := loop.find_failure(metrics, drawn)) is not None:
+                loop.restore_healthy(problem)
             if distributed.is_main:
                 callback.on_stage_end(state.stage_summary())
             state.start_next_stage()
@@ -250,22 +251,37 @@ class _Loop:
                 f" {state.run.incidents_file}"
             )
 
-    def restore_healthy(self) -> None:
-        """At the end of a stage whose last steps failed: continue from the last healthy weights of the stage."""
+    def find_failure(self, metrics: StepMetrics, batches: Sequence[Batch]) -> str | None:
+        """Return why the weights at the end of a stage are broken; None if they are not.
+
+        Steps are judged by the loss before their update, so no step shows what the last update of a stage did. The loss
+        of its batch is therefore computed once more.
+        """
+        guard = self.state.guard
+        if not guard.settings.enabled:
+            return None
+        if guard.is_failing:
+            n_failing = max(guard.n_high, guard.n_skipped)
+            return f"the last {n_failing} steps of the stage had a high or non-finite loss"
+        after = measure_loss(self.state, batches, self.device, self.distributed)
+        if not guard.is_explosion(metrics.loss, after):
+            return None
+        return f"the last batch of the stage has a loss of {after:.3g} after the last update, {metrics.loss:.3g} before"
+
+    def restore_healthy(self, problem: str) -> None:
+        """At the end of a stage whose weights are broken: continue from the last healthy weights of the stage."""
         state = self.state
         if not state.rewind_targets or state.rewind_targets[-1] >= state.step:
             return
         step, target = state.step, load_checkpoint(state.run.checkpoints / f"step-{state.rewind_targets[-1]:08d}")
         state.restore_weights(target)
         state.step = step  # the stage is over
-        n_failing = max(state.guard.n_high, state.guard.n_skipped)
         row = {
             "step": step,
             "position": state.position,
             "kind": "stage_end",
             "action": "restore",
-            "reason": f"the last {n_failing} steps of the stage had a high or non-finite loss: continuing from the"
-            f" weights of step {target.step}",
+            "reason": f"{problem}: continuing from the weights of step {target.step}",
         }
         if self.distributed.is_main:
             append_jsonl(state.run.incidents_file, row)

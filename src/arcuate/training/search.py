@@ -19,6 +19,9 @@ _FAILED = 1e9  # score of a test run with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a test run
 _MAX_NONFINITE = 3  # non-finite steps after which a test run has failed
+_EXTENSION = 3.0  # factor from the highest scale to the next one
+_MAX_TEST_RUNS = 9  # after this many test runs no higher scale is added
+_USUAL_UPDATE = 0.04  # norm of the update / norm of the weights in the first steps of healthy runs: 0.03 to 0.06
 _FINAL_LENGTH = 3  # length of the final test runs / length of the first ones
 
 
@@ -45,9 +48,7 @@ class LrSearch:
         self.losses: list[float] = []  # log losses of the current test run
         self.n_steps = 0  # per test run
         self.n_nonfinite = 0  # non-finite steps of the current test run
-        self.lr_step: int | None = (
-            None  # step whose scheduled learning rate the test runs use; None = that of their own steps
-        )
+        self.lr_step: int | None = None  # test runs use the scheduled learning rate of this step; None = their own
         self.is_early = False  # the loss still falls steeply at the checkpoint
         self.n_left = 0  # steps left in the run at the checkpoint
         self.is_final = False  # now in the longer test runs of the best scale and the next lower one
@@ -69,22 +70,50 @@ class LrSearch:
         self.n_left = n_left
         return self.scales[0]
 
+    @property
+    def _is_upward(self) -> bool:
+        """Whether the test runs look for a higher learning rate, because updates were too small."""
+        return not self.is_early and self.scales[0] < self.scales[-1]
+
+    def extend(self, update_ratio: float | None) -> float | None:
+        """Add a higher scale to an upward search if the highest one is clearly the best; return it, or None.
+
+        If the best scale is at the edge of the range, a better one may lie beyond it. The range assumes updates
+        proportional to the learning rate, but those of SGD grow more slowly, because gradients shrink when the model
+        leaves its initial plateau. `update_ratio` is the largest ratio measured in the test runs: no scale is added if
+        it is already that of a healthy run.
+        """
+        if not self._is_upward or self.is_final or len(self.scales) >= _MAX_TEST_RUNS:
+            return None
+        if update_ratio is None or update_ratio > _USUAL_UPDATE:
+            return None
+        *others, last = self.scores  # the scales ascend
+        if last == _FAILED or last >= min(others) - _TIE:
+            return None
+        self.scales.append(_EXTENSION * self.scales[-1])
+        return self.scales[-1]
+
     def refine(self) -> float | None:
-        """After early test runs, start longer ones of the best scale and the next lower one; None if there are none.
+        """Start longer test runs of the best scale and its neighbour; return the first of them, None if there are none.
 
         Early test runs favour learning rates that are too high for a whole run, because the loss falls fastest just
         below the rate at which it diverges. The learning-rate range test (Smith 2017) therefore takes a rate below the
-        best one; longer test runs decide between the two.
+        best one; longer test runs decide between the two. In an upward search all short test runs may end before the
+        model has left the all-blank solution, so the neighbour is the next higher scale.
         """
-        if self.is_final or not self.is_early:
+        if self.is_final or not (self.is_early or self._is_upward):
             return None
         best = self._best()
-        lower = max((scale for scale in self.scales if scale < best), default=best)
+        usable = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score != _FAILED]
+        if self.is_early:
+            pair = [max((scale for scale in self.scales if scale < best), default=best), best]
+        else:
+            pair = [best, min((scale for scale in usable if scale > best), default=best)]
         n_steps = min(_FINAL_LENGTH * self.n_steps, self.n_left - 1)
-        if lower == best or n_steps < 2 * self.n_steps:
+        if pair[0] == pair[1] or n_steps < 2 * self.n_steps:
             return None
-        self.scales, self.scores, self.n_steps, self.is_final = [lower, best], [], n_steps, True
-        return lower
+        self.scales, self.scores, self.n_steps, self.is_final = pair, [], n_steps, True
+        return pair[0]
 
     def reset(self) -> None:
         """Discard all test runs."""

@@ -88,14 +88,7 @@ def compute_gradients(
     sums = torch.zeros(len(_SUMS) + n_classes, device=device)
     state.optimizer.zero_grad(set_to_none=True)
     for batch in batches:
-        torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
-        with autocast(state.precision, device):
-            outputs = forward(state.model, encode, batch, state.recipe, loss_settings)
-        modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
-        mean_frames = _mean_frames(state, batch)
-        losses = compute_losses(
-            outputs, batch.tokens, batch.n_tokens, loss_settings, modes, batch.token_lengths, mean_frames
-        )
+        outputs, losses = _batch_losses(state, encode, batch, device, distributed)
         per_trial = weighted_loss(losses, loss_settings)
         # A process without trials of its own repeats one, because every process needs the graph; it must not count,
         # even if its loss is infinite.
@@ -113,6 +106,31 @@ def compute_gradients(
     others = torch.stack([grad_norm.to(device), (class_counts > 0).sum(), scale.to(device), ratio.to(sums.dtype)])
     values = torch.cat([sums[: len(_SUMS)], others])
     return DeviceMetrics(values, n_trials, n_classes, loss_settings, tuple(n for n in LOSS_NAMES if n in losses))
+
+
+def _batch_losses(
+    state: TrainingState, encode: Encode, batch: Batch, device: torch.device, distributed: Distributed
+) -> tuple[Outputs, dict[str, Tensor]]:
+    """Outputs and losses per trial of one batch; all random numbers depend on its position."""
+    torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
+    with autocast(state.precision, device):
+        outputs = forward(state.model, encode, batch, state.recipe, state.loss)
+    modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
+    lengths, mean_frames = batch.token_lengths, _mean_frames(state, batch)
+    return outputs, compute_losses(outputs, batch.tokens, batch.n_tokens, state.loss, modes, lengths, mean_frames)
+
+
+@torch.no_grad()
+def measure_loss(
+    state: TrainingState, batches: Sequence[Batch], device: torch.device, distributed: Distributed
+) -> float:
+    """Mean loss per trial of the batches of a step with the present weights, in the same mode as in the step."""
+    total, encode = torch.zeros((), device=device), partial(encode_for_training, state.model)
+    for batch in batches:
+        _, losses = _batch_losses(state, encode, batch, device, distributed)
+        if batch.n_counted:
+            total += weighted_loss(losses, state.loss).sum()
+    return float(distributed.sum(total)) / sum(batch.n_trials for batch in batches)
 
 
 def _mean_frames(state: TrainingState, batch: Batch) -> float:

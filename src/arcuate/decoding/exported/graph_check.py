@@ -12,8 +12,8 @@ from arcuate.errors import UserError
 
 OPERATORS = frozenset(
     "Abs Add Cast Concat Div DynamicQuantizeLinear Erf Exp Gather Greater GreaterOrEqual Identity LayerNormalization"
-    " LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mul Neg ReduceMean ReduceSum Relu Reshape Sigmoid Sign"
-    " Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where".split()
+    " LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mul Neg ReduceMean ReduceSum Relu Reshape ScatterElements"
+    " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where".split()
 )
 _VERSIONS = range(17, 21)  # accepted versions of the operator set
 _MAX_NODES, _MAX_DIMENSIONS = 20_000, 8

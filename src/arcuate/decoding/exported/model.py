@@ -6,6 +6,7 @@ results are bit-identical for any chunking of a trial.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from arcuate.decoding.layout import ModelLayout
 from arcuate.errors import UserError
 
 NEXT = ".next"  # suffix of the output with the new value of a state tensor
+_FLAGS = (np.zeros((1, 1), bool), np.ones((1, 1), bool))
 
 
 class Session(Protocol):
@@ -32,10 +34,13 @@ class LoadedGraph:
     states: tuple[str, ...]
     results: tuple[str, ...]  # outputs that are not states
 
+    @cached_property
+    def _outputs(self) -> list[str]:
+        return [*self.results, *(name + NEXT for name in self.states)]
+
     def run(self, inputs: dict[str, Any]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
         """Run one step; return the results and the new state tensors."""
-        names = [*self.results, *(name + NEXT for name in self.states)]
-        values = self.session.run(names, {name: inputs[name] for name in self.inputs})
+        values = self.session.run(self._outputs, {name: inputs[name] for name in self.inputs})
         n = len(self.results)
         return values[:n], dict(zip(self.states, values[n:], strict=True))
 
@@ -115,8 +120,8 @@ class ExportedModel:
             **state.tensors,
             **state.constants,
             "bin": row[None],
-            "is_data": np.full((1, 1), is_data),
-            "is_ready": np.full((1, 1), n_ready > 0),
+            "is_data": _FLAGS[is_data],
+            "is_ready": _FLAGS[n_ready > 0],
         }
         _, changed = self.bin_graph.run(inputs)
         tensors = {**state.tensors, **changed}
@@ -125,7 +130,7 @@ class ExportedModel:
             results, changed = self.frame_graph.run(tensors)
             tensors |= changed
             found.append(results)
-        return replace(state, tensors=tensors, n_pushed=n_pushed)
+        return ExportedState(tensors, state.constants, state.n_bins, n_pushed)
 
     def _outputs(self, found: list[list[np.ndarray]]) -> StepOutputs:
         columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]

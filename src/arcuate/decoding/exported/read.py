@@ -3,8 +3,10 @@
 import json
 import math
 import mmap
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -33,8 +35,35 @@ SILENT_FRAME = "silent_frame.f32"  # encoder frame of silence, for the transduce
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
+_MAX_GRAPH_BYTES = 2**28  # of all values while graphs are computed; weights do not count
+_MAX_GRAPH_S = 10.0  # for one frame, which has 80 ms
 _DTYPES = ("float32", "float64", "int64")
 _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'arcuate[runtime]'"
+
+
+@dataclass(frozen=True)
+class ExportedLogistic:
+    """`Logistic` of an exported file."""
+
+    intercept: float
+    weights: tuple[float, ...]
+
+    def log_odds(self, features: np.ndarray) -> np.ndarray:
+        """(n, features) -> (n,)"""
+        result: np.ndarray = self.intercept + features @ np.array(self.weights)
+        return result
+
+
+@dataclass(frozen=True)
+class ExportedConfidence:
+    """Calibration of confidences in an exported file: fields of `ConfidenceConfig` by the same names."""
+
+    hypotheses: int
+    word: ExportedLogistic
+    sentence: ExportedLogistic
+    accuracy: float
+    accept_above: float
+    calibrated_on: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +85,7 @@ class SearchSettings:
     ilm_weight: float
     alignments: str
     merge_histories: bool
+    confidence: ExportedConfidence | None = None  # None: a file of an earlier version
 
     @property
     def max_candidates(self) -> int:
@@ -171,14 +201,48 @@ def _open_session(file: ExportedFile, name: str, threads: int) -> tuple[Any, dic
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    _limit_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     errors = _runtime_errors()
-    try:
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    try:  # constants are not folded, because that allocates memory without a limit
+        session = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+        )
+        _try_graph(session)
     except errors as error:
         raise damaged(file.path, f"{name}.onnx cannot be loaded ({' '.join(str(error).split())[:120]})") from None
     inputs = {i.name: (i.type, tuple(i.shape)) for i in session.get_inputs()}
     outputs = {o.name: (o.type, tuple(o.shape)) for o in session.get_outputs()}
     return _CheckedSession(session, errors, where), inputs, outputs
+
+
+@cache
+def _limit_memory() -> None:
+    """Bound the memory of all graphs of this process: a few operators can expand a small input a millionfold."""
+    import onnxruntime as ort
+
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg({"max_mem": _MAX_GRAPH_BYTES}))
+
+
+def _try_graph(session: Any) -> None:
+    """Compute a graph once, with a bound on time; its work is the same for every frame."""
+    import onnxruntime as ort
+
+    shapes = {
+        i.name: (i.type, [n if isinstance(n, int) and n > 0 else 1 for n in i.shape]) for i in session.get_inputs()
+    }
+    if sum(math.prod(shape) for _, shape in shapes.values()) * 8 > _MAX_STATE_BYTES or len(shapes) > 2000:
+        raise ValueError("its inputs are too large")
+    inputs = {name: np.zeros(shape, _NUMPY_TYPES.get(kind, "float32")) for name, (kind, shape) in shapes.items()}
+    options = ort.RunOptions()
+    timer = threading.Timer(_MAX_GRAPH_S, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        session.run(None, inputs, options)
+    finally:
+        timer.cancel()
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
@@ -220,6 +284,7 @@ def _load_graph(file: ExportedFile, name: str, threads: int) -> tuple[LoadedGrap
 
 
 _ONNX_TYPES = {"float32": "tensor(float)", "float64": "tensor(double)", "int64": "tensor(int64)"}
+_NUMPY_TYPES = {"tensor(bool)": "bool"} | {onnx: dtype for dtype, onnx in _ONNX_TYPES.items()}
 
 
 def _check_interface(
@@ -316,6 +381,7 @@ def _parse_settings(tree: Any, path: Path) -> SearchSettings:
     if not isinstance(tree, dict):
         raise damaged(path, "its search settings are missing")
     values: dict[str, Any] = {field.name: tree.get(field.name) for field in fields(SearchSettings)}
+    described = values.pop("confidence")
     for name, value in values.items():
         is_valid = (
             value in ("sum", "best")
@@ -326,10 +392,39 @@ def _parse_settings(tree: Any, path: Path) -> SearchSettings:
         )
         if not is_valid:
             raise damaged(path, f"its search setting {name} is {value!r:.40}")
-    settings = SearchSettings(**values)
+    confidence = None if described is None else _parse_confidence(described, path)
+    settings = SearchSettings(**values, confidence=confidence)
     if type(settings.beam) is not int or not 1 <= settings.beam <= 1_000_000 or settings.threshold <= 0:
         raise damaged(path, f"its search beam is {settings.beam!r:.40}")
     return settings
+
+
+def _parse_confidence(tree: Any, path: Path) -> ExportedConfidence:
+    from arcuate.decoding.confidence import SENTENCE_FEATURES, WORD_FEATURES  # imports the word search
+
+    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
+    n, on = values.get("hypotheses"), values.get("calibrated_on")
+    shares: list[Any] = [values.get(name) for name in ("accuracy", "accept_above")]
+    if (
+        type(n) is not int
+        or not 2 <= n <= 10_000
+        or not isinstance(on, str)
+        or len(on) > 200
+        or not all(_is_number(share) and 0.0 <= share <= 1.0 for share in shares)
+    ):
+        raise damaged(path, "its calibration of confidences is invalid")
+    word = _parse_logistic(values.get("word"), len(WORD_FEATURES), path)
+    sentence = _parse_logistic(values.get("sentence"), len(SENTENCE_FEATURES), path)
+    return ExportedConfidence(n, word, sentence, float(shares[0]), float(shares[1]), on)
+
+
+def _parse_logistic(tree: Any, size: int, path: Path) -> ExportedLogistic:
+    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
+    weights = values.get("weights")
+    numbers: list[Any] = [values.get("intercept"), *weights] if isinstance(weights, list) else []
+    if len(numbers) != size + 1 or not all(_is_number(value) and abs(value) <= 1e6 for value in numbers):
+        raise damaged(path, "its calibration of confidences is invalid")
+    return ExportedLogistic(float(numbers[0]), tuple(float(value) for value in numbers[1:]))
 
 
 # --- words ------------------------------------------------------------------------------------------------

@@ -234,6 +234,12 @@ def _check_results(
     suspects = [d for d in suspects if not contradicts_text(d.trial, store.classes) or not d.trial.text]
     yield from _note_sessions(decoded, notes)
     swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
+    if not suspects:
+        checked = counted(len(decoded), "training trial")
+        notes.append(
+            f"no label contradicts the output of the model: {checked} decoded, median error rate {percent(middle)},"
+            f" highest {percent(float(rates.max()))}"
+        )
     text = f"are decoded as something other than their label (median error rate {percent(middle)})"
     for fault in _fault(
         "suspected labels", text, "check the labels of these trials against the recordings",

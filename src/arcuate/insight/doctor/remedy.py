@@ -211,7 +211,7 @@ def try_remedy(
 ) -> TriedRemedy:
     """Train the remedy with the budget of its run and compare both on the validation trials.
 
-    `out` is the new run folder, by default RUN-remedy beside the run. If it is already complete, it is only compared.
+    `out` is the new run folder, by default RUN-remedy beside the run; it must not exist or be empty.
     Changes to the length of the run are left out, because both runs get the same number of steps.
     """
     from arcuate.experiments.subprocess_train import train_in_subprocess

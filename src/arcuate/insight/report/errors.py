@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, punctuation_classes
+from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, token_groups
 from arcuate.data.text import normalise_text
 from arcuate.evaluation.charts import base, plots
 from arcuate.evaluation.charts.formats import finite_number, percent, short_session_names, split_name
@@ -100,18 +100,6 @@ def _block_rows(results: Results, order: Mapping[str, int]) -> tuple[int, _Rows]
 
 # Phonemes.
 
-# Neighbours are similar: vowels from front to back, voiceless consonants next to voiced ones.
-PHONEME_GROUPS: dict[str, tuple[str, ...]] = {
-    "vowels": ("IY", "IH", "EY", "EH", "AE", "AH", "ER", "AA", "AO", "OW", "UH", "UW", "AY", "AW", "OY"),
-    "stops": ("P", "B", "T", "D", "K", "G"),
-    "affricates": ("CH", "JH"),
-    "fricatives": ("F", "V", "TH", "DH", "S", "Z", "SH", "ZH", "HH"),
-    "nasals": ("M", "N", "NG"),
-    "approximants": ("W", "R", "L", "Y"),
-    "silence": (SILENCE_NAME,),
-}
-PHONEME_ORDER: tuple[str, ...] = tuple(name for group in PHONEME_GROUPS.values() for name in group)
-
 EXAMPLE_WORDS: dict[str, str] = {
     "IY": "see", "IH": "sit", "EY": "say", "EH": "bed", "AE": "cat", "AH": "cup", "ER": "bird",
     "AA": "hot", "AO": "law", "OW": "go", "UH": "book", "UW": "food", "AY": "my", "AW": "now",
@@ -128,17 +116,6 @@ def with_example(name: str) -> str:
     if name == SILENCE_NAME:
         return "silence"
     return f"{name} ({EXAMPLE_WORDS[name]})" if name in EXAMPLE_WORDS else name
-
-
-def token_groups(classes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Tokens of an alphabet by kind, in the order in which charts show them."""
-    if tuple(classes) == CLASSES:
-        return PHONEME_GROUPS
-    marks = punctuation_classes(classes)
-    edge = (classes[boundary_index(classes)],) if boundary_index(classes) > 0 else ()
-    plain = tuple(name for name in classes[1:] if name not in (*marks, *edge))
-    groups = {"tokens": plain, "marks": marks, "boundary": edge}
-    return {name: members for name, members in groups.items() if members}
 
 
 def phoneme_symbol(name: str) -> str:

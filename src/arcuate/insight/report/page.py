@@ -21,6 +21,7 @@ from arcuate.evaluation.charts.formats import (
 )
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.files import read_jsonl, write_text
+from arcuate.insight.published import published_results
 from arcuate.insight.render import render
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
@@ -79,6 +80,7 @@ def report_page(data: RunData) -> str:
     calibration, results = read_calibration(data.run), data.results
     words = sentences_section(data) if data.words is not None else None
     confidence, robustness = confidence_section(data), robustness_section(data)
+    published = _published(data)
     tiles = _rate_tile(data), _word_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
@@ -93,7 +95,9 @@ def report_page(data: RunData) -> str:
         n_phonemes=_n_phonemes(data),
         unit=data.unit,
         boundary="silence" if data.unit == "phoneme" else "word boundaries",
-        sections=list(_sections(data, calibration is not None, data.words is not None, confidence, robustness)),
+        sections=list(
+            _sections(data, calibration is not None, data.words is not None, published, confidence, robustness)
+        ),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
         incidents=_incidents(data),
@@ -106,6 +110,7 @@ def report_page(data: RunData) -> str:
         examples_problem=results.examples_problem if results else None,
         decodings=decodings_section(data),
         words=words,
+        published=published,
         confidence=confidence,
         robustness=robustness,
         recipe=recipe_section(data),
@@ -114,7 +119,7 @@ def report_page(data: RunData) -> str:
 
 
 def _sections(
-    data: RunData, calibrated: bool, decoded: bool, confidence: object, robustness: object
+    data: RunData, calibrated: bool, decoded: bool, published: object, confidence: object, robustness: object
 ) -> Iterator[tuple[str, str]]:
     """Anchors and titles of the sections."""
     if calibrated:
@@ -129,12 +134,30 @@ def _sections(
         yield "decodings", "Example decodings"
     if decoded:
         yield "sentences", "Decoded sentences"
+    if published:
+        yield "published", "Published results"
     if confidence:
         yield "confidence", "Confidence"
     if robustness:
         yield "robustness", "Robustness"
     yield "recipe", "Recipe"
     yield "environment", "Data and machine"
+
+
+def _published(data: RunData) -> list[tuple[str, ...]]:
+    """Rows of the published results on the data set of the run, below its own; empty without any."""
+    found = published_results(lookup(data.environment, "data.layout"), data.simulated)
+    if not found:
+        return []
+    own = [("PER", data.results.rate, data.results.split)] if data.results is not None else []
+    if data.words is not None:
+        own.append(("WER", data.words.rate, data.words.split))
+    rows: list[tuple[str, ...]] = [
+        (metric, percent(rate), "this run", split, MISSING, MISSING) for metric, rate, split in own if rate is not None
+    ]
+    for r in found:
+        rows.append((r.metric, f"{r.percent:.1f} %", r.system, r.split, "yes" if r.streaming else "no", r.source))
+    return rows
 
 
 def _incidents(data: RunData, n_shown: int = 12) -> list[str]:

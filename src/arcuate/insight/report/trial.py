@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode
+from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode, token_groups
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.charts.base import Chart, Row
@@ -15,7 +15,7 @@ from arcuate.evaluation.charts.images import png, pool
 from arcuate.evaluation.charts.theme import MONO, colour
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
-from arcuate.insight.report.errors import phoneme_symbol, token_groups, with_example
+from arcuate.insight.report.errors import phoneme_symbol, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData
 from arcuate.progress import counted
 

@@ -274,12 +274,28 @@ function buildPanels() {
     const edges = feature.arrays.slice(1).map((array) => (array.first - first) / n);
     rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "warm" : "cool", edges) });
   });
-  const names = info.classes.map((name) => (name === "BLANK" ? "blank" : name === "SIL" ? "sil" : name.toLowerCase()));
-  byId("phonemes").replaceChildren(...names.map((name) => make("span", "", name)));
-  phonemes = new Scroll(byId("posteriors"), WINDOW, names.length, "ink", []);
+  buildPhonemes();
   byId("frame-ms").textContent = info.frame_ms;
   const d = info.delay_ms;
   byId("delay").textContent = `model delay ${d.total} ms (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
+}
+
+function buildPhonemes() { // rows by kind, as in the report
+  const rows = info.groups.flatMap((group) => group.rows), edges = [];
+  byId("phonemes").replaceChildren(...info.groups.map((group) => {
+    edges.push((edges.at(-1) ?? 0) + group.rows.length / rows.length);
+    const label = make("span", "", group.name);
+    label.style.gridRow = `span ${group.rows.length}`;
+    label.title = group.rows.map((row) => info.classes[row].toLowerCase()).join(" ");
+    return label;
+  }));
+  const canvas = byId("posteriors");
+  phonemes = new Scroll(canvas, WINDOW, rows.length, "ink", edges.slice(0, -1));
+  phonemes.order = rows;
+  canvas.onpointermove = (e) => {
+    const row = rows[Math.floor((e.offsetY / canvas.clientHeight) * rows.length)];
+    canvas.title = row === undefined ? "" : info.classes[row].toLowerCase();
+  };
 }
 
 function receiveImage(buffer) {
@@ -292,9 +308,10 @@ function receiveImage(buffer) {
         scroll.put(at + i, data.subarray(i * columns + first, i * columns + first + n), (v) => (v - 128) / 100);
   } else if (kind === 2 && phonemes) {
     const wide = info.frame_ms / 20;
-    for (let i = 0; i < rows; i++)
-      for (let k = 0; k < wide; k++)
-        phonemes.put(at - (rows - i) * wide + k, data.subarray(i * columns, (i + 1) * columns), (v) => v / 255);
+    for (let i = 0; i < rows; i++) {
+      const values = phonemes.order.map((row) => data[i * columns + row]);
+      for (let k = 0; k < wide; k++) phonemes.put(at - (rows - i) * wide + k, values, (v) => v / 255);
+    }
   }
 }
 

@@ -5,16 +5,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from arcuate.data.statistics import Statistics
-from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import BIN_SECONDS
+from arcuate.data.store import MANIFEST_FILE, Store, TrialInfo
+from arcuate.data.trial import BIN_SECONDS, nearest_session
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.live.input import Chunk, End, Item, Mark, Source
+from arcuate.progress import logger
 from arcuate.run import Run
 
 _PAUSE_S = 2.5  # between trials, most of it after the end of one so that its text can be read
@@ -29,6 +31,7 @@ class ReplayTrials:
     trials: tuple[TrialInfo, ...]
     normalise: str
     log: bool
+    stored_statistics: bool = True  # False: the stream uses its running statistics, as with bins of a rig
 
     def statistics(self, info: TrialInfo) -> Statistics | None:
         """Statistics as in offline evaluation: of the block, or of the trials before."""
@@ -37,7 +40,7 @@ class ReplayTrials:
         return self.store.past_statistics(info, self.log) if self.normalise == "rolling" else None
 
     def mark(self, info: TrialInfo) -> Mark:
-        return Mark(info.id, info.session, info.text, self.statistics(info))
+        return Mark(info.id, info.session, info.text, self.statistics(info) if self.stored_statistics else None)
 
 
 def open_replay(
@@ -47,14 +50,11 @@ def open_replay(
 
     `data` is a store, by default the one that the run was trained on.
     """
-    if is_export(run):
-        if data is None:
-            raise UserError(f"{run} does not contain recordings; give a store to replay with --data")
-        trained_on = decoder.engine.file.trained_on
-    elif data is None and not Run(run).environment_file.is_file():
+    if data is None and is_export(run):
+        raise UserError(f"{run} does not contain recordings; give a store to replay with --data")
+    if data is None and not Run(run).environment_file.is_file():
         raise UserError(f"{run} does not record its training store; give a store with --data")
-    else:
-        trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
+    trained_on = _trained_on(run, decoder)
     store = Store.open(Path(data or str(trained_on.get("path", ""))))
     store.check_trained_on(trained_on)
     if store.n_channels != decoder.n_channels:
@@ -71,6 +71,44 @@ def open_replay(
     trials = recording_order(found.trials, store.sessions)
     log_new_sessions(store, decoder.engine.model, trials)
     return replace(found, trials=tuple(trials))
+
+
+def _trained_on(run: Path, decoder: SentenceStream) -> dict[str, Any]:
+    """Training data of a model as recorded with it; empty if unknown."""
+    if is_export(run):
+        found: dict[str, Any] = decoder.engine.file.trained_on
+        return found
+    return Run(run).data() if Run(run).environment_file.is_file() else {}
+
+
+def seed_statistics(run: Path, decoder: SentenceStream, data: str | Path | None) -> None:
+    """Start the running statistics of a stream with those of recordings that existed before it.
+
+    These are the last training block of the session in the store (`data`, by default the training data of the run), of
+    the nearest session if it has none, or the last block of a store without training trials.
+    """
+    layout = decoder.layout
+    if layout.normalise == "none":
+        return
+    path = Path(data or str(_trained_on(run, decoder).get("path") or ""))
+    if data is None and not (path / MANIFEST_FILE).is_file():
+        logger.info(
+            "the statistics of normalisation start empty, so the first sentences may be wrong;"
+            " name a store of earlier recordings with --data"
+        )
+        return
+    store = Store.open(path)
+    if store.n_channels != decoder.n_channels:
+        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
+    train = [t for t in store.trials if t.split == "train"]
+    last = {t.session: t for t in train or store.trials}
+
+    def known(session: str) -> Statistics | None:
+        if not last:
+            return None
+        return store.block_statistics(last[nearest_session(session, tuple(last))], layout.log1p)
+
+    decoder.seed_sessions(known)
 
 
 def select_trials(
