@@ -11,6 +11,7 @@ from typing import Any
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.hub import local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
@@ -50,6 +51,7 @@ class Run:
     checkpoints = _PathInRun("checkpoints")
     calibration_file = _PathInRun("calibration.json")  # the calibration curve of a calibrated run
     report_file = _PathInRun("report.html")
+    card_file = _PathInRun("MODEL_CARD.md")
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -84,14 +86,23 @@ class Run:
             raise UserError(f"{self.environment_file} is damaged: its entry `data` must be a JSON object")
         return data
 
+    def store_path(self) -> Path:
+        """The store that the run was trained on; `UserError` if it is not recorded, as in a downloaded model."""
+        path = self.data().get("path")
+        if not isinstance(path, str) or not path:
+            raise UserError(f"{self.path} does not record where its store is; give one with --data STORE")
+        return Path(path)
+
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl; an incomplete last line is ignored."""
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
 def open_run(run: RunLike) -> Run:
-    """An existing run folder, or the model folder that `arcuate import` made."""
-    path = Path(run)
+    """An existing run folder, the model folder that `arcuate import` made, or a model on the hub (hf:ORG/NAME)."""
+    path = local_path(run)
+    if path.suffix == ".arcx" and path.is_file():
+        raise UserError(f"{path} is an exported model, and this needs a run folder; name the run that was exported")
     if not path.is_dir():
         near = _similar_run(path)
         remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
@@ -115,7 +126,7 @@ def _similar_run(path: Path) -> Path | None:
 
 def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
-    path = Path(run)
+    path = local_path(run)
     if (path / "model.safetensors").is_file():
         return path
     named = path / "checkpoints" / which

@@ -28,6 +28,7 @@ from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import (
     ModelSource,
     Provenance,
@@ -285,6 +286,7 @@ def evaluate_adaptation(
     )
     try:
         write_results(opened, split, label, results, result.to_dict(), store, model.config.classes)
+        refresh_card(opened)
     except OSError as error:
         if results_required or error.errno not in READ_ONLY:
             raise

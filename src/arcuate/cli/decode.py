@@ -23,6 +23,7 @@ from arcuate.cli.app import (
 from arcuate.cli.console import emit_json, progress
 from arcuate.cli.console import out as stdout
 from arcuate.errors import UserError
+from arcuate.hub import is_hub_name
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -79,7 +80,7 @@ def decode(
         if str(scores) != "logits":
             raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
         scores = file
-    if out is None and not scores.is_dir() and scores.suffix != ".arcx":
+    if out is None and not is_hub_name(scores) and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
             "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )

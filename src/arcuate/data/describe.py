@@ -20,6 +20,9 @@ _MAX_DEPTH = 12
 _TEXT_COLUMNS = ("cue", "sentence", "transcript", "text", "transcription", "prompt", "label")
 _BLOCK_COLUMNS = ("block_num", "block", "block_number", "block_id", "blocks")
 _HANDWRITING = (">", "~")
+_SCHEMAS = "specifications"  # group of an NWB file that describes the format itself
+_CROSSINGS = ("crossing", "spike_count", "binned_spike", "spikes", "tx")  # names of features, crossings before power
+_POWER = ("power", "sbp")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _list_entries(group: h5py.Group, prefix: str, depth: int, count: list[int]) 
         item = group[name]
         if isinstance(item, h5py.Group):
             yield FileEntry(path, str(_attribute_text(item)), None)
-            if depth < _MAX_DEPTH:
+            if depth < _MAX_DEPTH and path != _SCHEMAS:
                 yield from _list_entries(item, f"{path}/", depth + 1, count)
         elif isinstance(item, h5py.Dataset):
             kind = "text" if h5py.check_string_dtype(item.dtype) else str(item.dtype)
@@ -122,7 +125,11 @@ def _attribute_text(group: h5py.Group) -> str:
 
 
 def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[NwbMapping | None, list[str]]:
-    """Guess a mapping of an NWB file: the widest time series in bins of 20 ms, else units, and likely columns."""
+    """A mapping of an NWB file: the time series in bins, else units, and likely columns.
+
+    Of the time series, those named like threshold crossings or power are joined if they have the same number of bins as
+    the widest of them; without such names it is the widest.
+    """
     notes: list[str] = []
     shapes = {entry.path: entry.shape for entry in entries}
     kinds = {entry.path: entry.kind for entry in entries}
@@ -132,14 +139,15 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
     columns = [path.rpartition("/")[2] for path in shapes if path.rpartition("/")[0] == tables[0]]
     series = [p[: -len("/data")] for p, s in shapes.items() if p.endswith("/data") and s is not None and len(s) == 2]
     series = [p for p in series if kinds[f"{p}/data"][:1] in "fiu" and (shapes[f"{p}/data"] or (0,))[0] > 0]
-    widest = max(series, key=lambda p: (shapes[f"{p}/data"] or (0, 0))[1], default=None)
+    sizes = {p: shapes[f"{p}/data"] or (0, 0) for p in series}
+    named = sorted((p for p in series if _feature_rank(p) is not None), key=lambda p: (_feature_rank(p), p))
+    widest = max(named or series, key=lambda p: sizes[p][1], default=None)
+    bins = tuple(p for p in named or series if p == widest or (named and widest and sizes[p][0] == sizes[widest][0]))
     units = "units" if "units/spike_times" in shapes else None
     if widest is None and units is None:
         return None, ["neither a time series (bins, channels) nor a table of units was found"]
-    if len(series) > 1:
-        notes.append(
-            f"other time series, which `bins` could list as well: {', '.join(p for p in series if p != widest)}"
-        )
+    if others := [p for p in series if p not in bins]:
+        notes.append(f"other time series, which `bins` could list as well: {', '.join(others)}")
     text = next((name for name in _TEXT_COLUMNS if name in columns), None)
     if text is None:
         notes.append(f"none of the columns {', '.join(columns)} was recognised as the sentence")
@@ -147,7 +155,7 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
     sample = _first_text(data, f"{tables[0]}/{text}") if text else ""
     handwriting = any(mark in sample for mark in _HANDWRITING)
     mapping = NwbMapping(
-        bins=() if widest is None else (widest,),
+        bins=bins,
         units=units if widest is None else None,
         mask="acquisition/eval_mask" if "acquisition/eval_mask/data" in shapes else None,
         trials=tables[0],
@@ -159,6 +167,12 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
         space=">" if handwriting else " ",
     )
     return mapping, notes
+
+
+def _feature_rank(path: str) -> int | None:
+    """0 for a name like threshold crossings, 1 for one like power, None for another."""
+    name = path.rpartition("/")[2].lower()
+    return next((rank for rank, parts in enumerate((_CROSSINGS, _POWER)) if any(p in name for p in parts)), None)
 
 
 def _first_text(data: h5py.File, path: str) -> str:

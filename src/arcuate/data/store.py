@@ -24,7 +24,7 @@ from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split,
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.files import check_resources, old_folder, to_frame
 from arcuate.progress import Progress
 
@@ -104,6 +104,7 @@ class _SessionFile:
 
     def __init__(self, path: Path, entry: SessionInfo, n_channels: int) -> None:
         n_trials, n_bins = entry.n_trials, entry.n_bins
+        check_regular(path)
         self.file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
         self.bins = self._array("bins", (n_bins, n_channels), "f")
         self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG_PREFIX)}
@@ -317,6 +318,7 @@ def session_path(store: Path, name: str) -> Path:
 def is_store(path: Path) -> bool:
     """Whether this folder is a store, possibly an incomplete or damaged one."""
     try:
+        check_regular(path / MANIFEST_FILE)
         with (path / MANIFEST_FILE).open("rb") as stream:
             return FORMAT.encode() in stream.read(200)
     except OSError:

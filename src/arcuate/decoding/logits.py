@@ -25,6 +25,7 @@ from arcuate.files import read_json, read_npy, read_npz
 _LM_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _ORDERS: dict[int, tuple[tuple[str, ...], ...]] = {len(CLASSES): (CLASSES, _LM_ORDER), len(CHARACTERS): (CHARACTERS,)}
 _SUFFIXES = (".npz", ".npy", ".mat", ".pkl", ".pickle")
+_MAX_LOGIT = 1e30
 _MAX_TRIALS = 1_000_000
 
 
@@ -191,6 +192,11 @@ def _log_softmax(path: Path, number: int, logits: np.ndarray) -> np.ndarray:
     frames = np.asarray(values, np.float64)
     if not np.isfinite(frames).all():
         raise UserError(f"{path}, trial {number}: logits contain NaN or infinity; check the model that wrote them")
+    if len(frames) and np.abs(frames).max() > _MAX_LOGIT:  # their differences would be infinite in float32
+        raise UserError(
+            f"{path}, trial {number}: logits reach {np.abs(frames).max():.3g}, at most {_MAX_LOGIT:g} is expected;"
+            " check the model that wrote them"
+        )
     shifted = frames - frames.max(axis=1, keepdims=True) if len(frames) else frames
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
 

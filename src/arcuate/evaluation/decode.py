@@ -1,6 +1,5 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from arcuate.decoding.logits import read_logits
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.transcribe import (
     Reference,
@@ -42,6 +42,7 @@ from arcuate.files import (
     write_json,
     write_jsonl,
 )
+from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
@@ -259,7 +260,8 @@ def decode(
     head = "ctc" if llm is not None else head
     scorer = None if llm is None else _load_scorer(Path(llm))
     target = None if out is None else Path(out)
-    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
+    source = local_path(source)
+    kept = open_run(source) if source.is_dir() else None
     if kept is not None:
         check_writable(kept.results_file(split, WORDS_LABEL), kind=DECODINGS)
     task = open_task(
@@ -315,6 +317,7 @@ def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcrip
     with atomic_group(*files) as (rows_file, summary_file):
         write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
+    refresh_card(run)
 
 
 def _load_scorer(path: Path) -> "CausalPrefixScorer":
@@ -330,7 +333,7 @@ def open_task(
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
-    path, lexicon, lm = Path(os.fspath(trials_from.source)), models.lexicon, models.lm
+    path, lexicon, lm = local_path(trials_from.source), models.lexicon, models.lm
     check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
     head = None if trials_from.head is None else check_head(trials_from.head)

@@ -15,6 +15,7 @@ from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.rate import CommunicationRate, communication_rate
 from arcuate.evaluation.significance import bootstrap_interval
@@ -246,6 +247,7 @@ def evaluate(
         model_delay(scored.model).total_ms if scored.model.config.settings.encoder.causal else None,
     )
     write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
+    refresh_card(opened)
     if scores is not None:
         write_frame_scores(scores, scored.results, evaluation.classes)
     return evaluation
@@ -335,7 +337,7 @@ def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
         return store
     if source.trained_on is None:
         raise UserError(f"{source.run.path} is an imported model and records no store; give one with --data STORE")
-    path = Path(str(source.trained_on.get("path", "")))
+    path = source.run.store_path()
     if not path.is_dir():
         raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")
     store = Store.open(path)

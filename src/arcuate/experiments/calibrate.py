@@ -30,6 +30,7 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import Recipe, run_recipe
@@ -260,6 +261,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
         finished.path.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    refresh_card(plan.setup.run)
     return result
 
 

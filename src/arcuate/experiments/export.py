@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate import __version__
-from arcuate.decoding.exported.archive import METADATA, Content, write_archive
+from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
 from arcuate.decoding.exported.read import (
     FORMAT,
     LANGUAGE_MODEL,
@@ -27,7 +27,7 @@ from arcuate.decoding.exported.read import (
 )
 from arcuate.decoding.exported.web import WebTrial, find_runtime, write_page
 from arcuate.errors import UserError
-from arcuate.files import OutputKind, check_writable, fields_to_dict
+from arcuate.files import OutputKind, check_writable, fields_to_dict, write_text
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
@@ -128,6 +128,7 @@ def export(
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
+    from arcuate.evaluation.card import describe_run
     from arcuate.evaluation.evaluate import choose_head, find_source
     from arcuate.live.engine import load_search
     from arcuate.models.io import load_model
@@ -142,10 +143,12 @@ def export(
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
     chosen_head = choose_head(find_source(folder, checkpoint), head)
-    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress)
+    card = describe_run(folder, checkpoint).markdown()
+    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress, card)
     if web is not None:
         chosen = session or model.config.sessions[-1]
         _write_web(folder, Path(web), Path(ort_web), model, chosen, int8, data)
+        write_text(Path(web) / CARD, card)
     return ExportResult(
         path,
         n_bytes,
@@ -167,8 +170,9 @@ def write_export(
     head: "Head" = "ctc",
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    card: str | None = None,
 ) -> "tuple[ModelLayout, int]":
-    """Write a causal model and the lexicon, n-gram and settings of a word search; returns layout and size."""
+    """Write a causal model, lexicon, n-gram and settings of a word search, and a card; returns layout and size."""
     from arcuate.live.engine import describe_layout
     from arcuate.models.onnx_graphs import build_graphs
 
@@ -214,6 +218,8 @@ def write_export(
             metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
             metadata["decoding"] = {field.name: weights[field.name] for field in fields(SearchSettings)}
         members[METADATA] = json.dumps(metadata, indent=1).encode()
+        if card is not None:
+            members[CARD] = card.encode()
         return layout, write_archive(path, members)
 
 

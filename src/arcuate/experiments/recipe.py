@@ -34,6 +34,7 @@ from arcuate.data.alphabet import ALPHABETS
 from arcuate.errors import UserError
 from arcuate.experiments.targets import Target
 from arcuate.files import fields_to_dict
+from arcuate.hub import RECORD, is_hub_name, local_path
 from arcuate.plugins import trust_code
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
@@ -78,8 +79,8 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
 
 
 def _is_run_recipe(place: "Place") -> bool:
-    """Whether a recipe belongs to a run folder, which an earlier version may have written."""
-    return place.path is not None and place.path.with_name("environment.json").is_file()
+    """Whether a recipe belongs to a run folder, which an earlier version or another person may have written."""
+    return place.path is not None and any(place.path.with_name(n).is_file() for n in ("environment.json", RECORD))
 
 
 def run_recipe(run: Run) -> Recipe:
@@ -126,6 +127,8 @@ def _lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
 
 def _locate(name: str, child: Place | None = None) -> Place:
     """Find a recipe by name or path; the parent of a recipe file is searched in the folder of that file first."""
+    if child is None and is_hub_name(name):
+        name = str(local_path(name))
     if child is None:
         if name in recipe_names():
             return Place(name)

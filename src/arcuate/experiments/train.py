@@ -23,6 +23,7 @@ from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.charts.curves import plot_curves
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
@@ -455,6 +456,7 @@ def _run_loop(
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
     result = setup.outcome(training, time.perf_counter() - started, stop)
     if distributed.is_main:
+        refresh_card(setup.run)
         _log_outcome(setup, result)
     return result
 

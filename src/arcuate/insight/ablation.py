@@ -406,6 +406,6 @@ def _arms_figure(result: AblationResult) -> Figure:
 
 def _arm_row(arm: ArmResult) -> tuple[object, ...]:
     sd = arm.rates.seed_sd if arm.rates else None
-    verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+    verdicts = ", ".join(f"{name.replace('_', ' ')} × {n}" for name, n in arm.verdicts.items())
     per = percent(arm.rates.rate) if arm.rates else MISSING
     return (arm.arm, arm.description, per, MISSING if sd is None else f"{100 * sd:.1f} points", verdicts)

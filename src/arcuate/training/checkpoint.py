@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from arcuate.config import Settings
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.files import atomic_folder, check_resources, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
     CONFIG_FILE,
@@ -136,6 +136,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         path = self.folder / _TENSORS_FILE
         try:
+            check_regular(path)
             return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
         except (SafetensorError, OSError, RuntimeError) as error:
             check_resources(error, path)

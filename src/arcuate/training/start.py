@@ -8,6 +8,7 @@ from typing import Any
 from arcuate.config import Change, diff
 from arcuate.errors import UserError
 from arcuate.files import OutOfResources, check_resources
+from arcuate.hub import is_hub_name
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.progress import logger
@@ -176,7 +177,7 @@ def split_parent(parent: str) -> tuple[Path, str]:
 def absolute_parent(parent: str) -> str:
     """RUN@WHICH with an absolute path, as environment.json records it."""
     path, which = split_parent(parent)
-    return f"{path.resolve()}@{which}"
+    return f"{path if is_hub_name(path) else path.resolve()}@{which}"
 
 
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from arcuate.config import read_yaml
 from arcuate.data.alphabet import check_alphabet
 from arcuate.data.readers import b2t24, b2t25
-from arcuate.data.readers.corp import CorpReader
+from arcuate.data.readers.corp import CorpReader, HandwritingReader
 from arcuate.data.readers.nwb import FalconH2Reader, NwbReader
 from arcuate.data.readers.source import (
     FileSummary,
@@ -77,7 +77,9 @@ def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Rea
     return made
 
 
-_BUILT_IN: dict[Layout, Any] = {reader.layout: reader for reader in (NwbReader, FalconH2Reader, CorpReader)}
+_BUILT_IN: dict[Layout, Any] = {
+    reader.layout: reader for reader in (NwbReader, FalconH2Reader, CorpReader, HandwritingReader)
+}
 READERS: tuple[Layout, ...] = (*LAYOUTS, *_BUILT_IN)
 
 

@@ -22,11 +22,12 @@ from arcuate.files import atomic_write, explain_write_error
 
 Content = bytes | Path  # content of a member: in memory, or a file to copy
 METADATA = "metadata.json"
+CARD = "MODEL_CARD.md"
 _ALIGNMENT = 64
 _MAX_BYTES = 2**32 - 2**20  # limit of a zip archive without 64-bit extensions
 _MAX_MEMBERS = 256
 _CHUNK = 2**22
-_NAME = re.compile(r"[a-z][a-z0-9_.]{0,59}")
+_NAME = re.compile(rf"[a-z][a-z0-9_.]{{0,59}}|{re.escape(CARD)}")
 _COMMENT = b"arcuate-export blake2b "
 _DIGEST_BYTES = 20
 _LOCAL = struct.Struct("<IHHHHHIIIHH")

@@ -209,7 +209,10 @@ def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Map
     values = [row["value"] for row in rows]
     numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
     wide = numeric and min(values) > 0 and max(values) / min(values) > 30
-    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(alt.Axis(title=x_title, labelOverlap=True, tickCount=6))
+    axis = alt.Axis(title=x_title, labelOverlap=True, tickCount=6)
+    if all(isinstance(v, int) for v in values):
+        axis.tickMinStep = 1
+    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
     if numeric:
         x = x.scale(type="log") if wide else x.scale(zero=False)
     chart = (
@@ -287,7 +290,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
     x = (
         alt.X("estimate:Q")
         .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~g", tickCount=6, titleAnchor="middle"))
+        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~r", tickCount=6, titleAnchor="middle"))
     )
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")

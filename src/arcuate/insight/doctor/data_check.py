@@ -67,7 +67,7 @@ def check_data(
     """Search the store of a run for faults; `data` names the store if it was moved."""
     run = open_run(run)
     try:
-        store = Store.open(Path(data) if data is not None else Path(str(run.data().get("path", ""))))
+        store = Store.open(Path(data) if data is not None else run.store_path())
     except UserError as error:
         if data is not None or decode_training:
             raise

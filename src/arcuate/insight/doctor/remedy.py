@@ -225,7 +225,7 @@ def try_remedy(
     if not overrides:
         reason = remedy.message or "it only changes the length of the run, and both runs get the same number of steps"
         raise UserError(f"no remedy to try: {reason}")
-    store = Path(data) if data is not None else Path(str(run.data().get("path", "")))
+    store = Path(data) if data is not None else run.store_path()
     tried = Run(Path(out) if out is not None else run.path.with_name(f"{run.name}-remedy"))
     check_run_folder(tried.path, can_resume=False)
     recipe = load_recipe(run.path, overrides)

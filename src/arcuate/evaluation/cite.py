@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate import __version__
-from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.run import Run, RunLike, open_run
+from arcuate.training.config import read_config
 
-_SOFTWARE = f"Arcuate, version {__version__}: intracortical recordings of attempted speech to text."
+_SOFTWARE = "Arcuate, version {version}: intracortical recordings of attempted speech to text."
 _DATA = {
     "b2t25": (
         "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."
@@ -21,6 +20,10 @@ _DATA = {
     "falcon-h2": (
         "Karpowicz BM, Ye J, Fan C, et al. Few-shot Algorithms for Consistent Neural Decoding (FALCON) Benchmark."
         " NeurIPS Datasets and Benchmarks (2024). Data: doi:10.48324/dandi.000950"
+    ),
+    "handwriting": (
+        "Willett FR, Avansino DT, Hochberg LR, Henderson JM, Shenoy KV. High-performance brain-to-text communication"
+        " via handwriting. Nature 593:249–254 (2021). Data: doi:10.5061/dryad.wh70rxwmv"
     ),
     "corp": (
         "Fan C, Hahn N, Kamdar F, et al. Plug-and-play stability for intracortical brain-computer interfaces:"
@@ -66,7 +69,8 @@ def cite(run: RunLike) -> Citations:
     """References to cite when results of a run are published."""
     opened = open_run(Path(run))
     data = opened.data()
-    references = [Citation("software", _SOFTWARE)]
+    version = opened.environment().get("arcuate") or "unknown"  # that trained the run
+    references = [Citation("software", _SOFTWARE.format(version=version))]
     layout, simulated = data.get("layout"), bool(data.get("simulated"))
     note = ""
     if simulated:
@@ -79,7 +83,7 @@ def cite(run: RunLike) -> Citations:
 
 
 def _method_references(run: Run) -> list[Citation]:
-    recipe: Recipe = run_recipe(run)
+    recipe = read_config(run)
     used = ["ctc"] if recipe.loss.ctc.weight > 0 else []
     used += ["rnnt"] if recipe.transducer.enabled and recipe.loss.rnnt.weight > 0 else []
     used += [recipe.encoder.kind] if recipe.encoder.kind in _METHODS else []
