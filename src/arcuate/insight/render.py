@@ -83,7 +83,7 @@ class Figure:
     scales: tuple[ColourScale, ...] = ()
     wide: bool = False  # scrolls sideways on a narrow screen instead of shrinking
     min_width: int = 0
-    static_width: int = _STATIC_WIDTH  # width of the static drawing, for readers without scripts
+    static_width: int = _STATIC_WIDTH  # width of the static drawing for readers without scripts
 
     @property
     def height(self) -> int:

@@ -68,7 +68,7 @@ class TrainingState:
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
         self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
-        self.modes: Modes | None = None  # modes of the training trials, for a model with a mode head
+        self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
         self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 
     @property

@@ -1,4 +1,4 @@
-"""Causes that the rows of an arcuate run show directly, for any verdict: faults of the program or of its input.
+"""Causes that the rows of an arcuate run show directly under any verdict: faults of the program or of its input.
 
 They cannot be fixed by a setting of the recipe, so they have no settings.
 """
