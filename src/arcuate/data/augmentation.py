@@ -50,7 +50,7 @@ def _apply_custom(
     seed: int,
     position: int,
 ) -> None:
-    """Augmentations from outside the package, in place; each gets one trial (T, C) and a seeded generator."""
+    """Apply user-defined augmentations in place; each gets one trial (T, C) and a seeded generator."""
     for k, own in enumerate(settings.custom):
         apply = component_class("augmentations", own.kind)(own)
         copies: dict[str, int] = {}

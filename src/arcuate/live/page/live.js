@@ -108,12 +108,21 @@ function moveToHistory() { // moves the last sentence
     line.append(node, " ");
   }
   const list = byId("history");
-  const atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8; // else someone is reading further up
   list.append(line);
   while (list.children.length > HISTORY) list.firstChild.remove();
-  if (atEnd) list.scrollTop = list.scrollHeight;
+  showEndOfHistory();
   lastFinal = null;
 }
+
+let followsEnd = true; // else someone is reading further up
+function showEndOfHistory() {
+  const list = byId("history");
+  if (followsEnd) list.scrollTop = list.scrollHeight;
+}
+byId("history").addEventListener("scroll", ({ target: list }) => {
+  followsEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8;
+});
+new ResizeObserver(showEndOfHistory).observe(byId("history")); // a long sentence leaves it less height
 
 function showReference(alignment) {
   const box = byId("reference");
