@@ -1,4 +1,4 @@
-"""Confidence of decoded words on trials that were not used for calibration: ECE, AUROC, and the promised accuracy.
+"""Confidence of decoded words on trials not used for calibration: ECE, AUROC, and the accuracy of accepted words.
 
 python benchmarks/confidence.py real --words ../shared/real/words --lm lm4.alm
 python benchmarks/confidence.py simulated --scores runs/simulated-days
@@ -26,7 +26,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.confidence import (
-    are_right,
+    are_correct,
     fit_confidence,
     fit_logistic,
     measure_confidence,
@@ -115,7 +115,7 @@ def margin_of(trials: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
     margins, right = [], []
     for d in trials:
         totals = [h.total or 0.0 for h in d.n_best[:2]]
-        outcomes = are_right(d.text, d.n_best[0].words)
+        outcomes = are_correct(d.text, d.n_best[0].words)
         margins += [min(30.0, totals[0] - totals[1]) if len(totals) > 1 else 30.0] * len(outcomes)
         right += outcomes
     return np.array(margins), np.array(right)
@@ -165,7 +165,7 @@ def table(rows: Sequence[Row]) -> str:
         return "" if value is None else f"{100 * value:.1f} %"
 
     lines = [
-        "| judged on | method | words | right | ECE | AUROC | accepted | of them right |",
+        "| evaluated on | method | words | correct | ECE | AUROC | accepted | of them correct |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -176,13 +176,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Means over the judged halves, by method; and how often the promise held within two points."""
+    """Means over the evaluated halves by method, and how often the target was met within two points."""
     columns = (
         "method",
         "ECE, mean (worst)",
         "AUROC, mean (worst)",
         "accepted",
-        "of them right (range)",
+        "of them correct (range)",
         "within 2 points",
     )
     lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]

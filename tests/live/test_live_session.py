@@ -387,7 +387,7 @@ def test_viewers_are_limited_and_leave() -> None:
         broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=2, capacity=16)
         first = broadcaster.join()
         broadcaster.join()
-        with pytest.raises(UserError, match="2 viewers already"):
+        with pytest.raises(UserError, match="2 viewers is reached"):
             broadcaster.join()
         broadcaster.leave(first)
         broadcaster.join()

@@ -176,7 +176,7 @@ class AdaptationResult:
     """Error rates with and without adaptation, over all trials and by session."""
 
     run: Run
-    metrics: PhonemeMetrics  # of the adapted model
+    metrics: PhonemeMetrics  # error rates of the adapted model
     provenance: Provenance
     settings: Adaptation
     pseudo_labels: str  # how pseudo-labels were made
@@ -263,7 +263,7 @@ def evaluate_adaptation(
     if head != "ctc":
         raise UserError(f"--adapt uses the CTC head, got --head {head}; use --head ctc")
     if lm is None and (decoding is not None or lexicon != "default"):
-        raise UserError("--lexicon and --config require a language model; name one with --lm")
+        raise UserError("--lexicon and --config require a language model; give one with --lm")
     opened = open_run(run)
     source = find_source(opened, checkpoint)
     config, validate = source.config, choose_search(source.config.validate_, search, beam)
@@ -335,7 +335,7 @@ def _load_word_labeller(
     decoding: DecodingConfig | str | Path | None,
     progress: Progress | None,
 ) -> Labeller:
-    # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
+    # Imported here: the Numba kernels take half a second to load, and greedy pseudo-labels do not need them.
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):

@@ -101,7 +101,7 @@ def _apply_custom(
     position: int,
     *view: str,
 ) -> None:
-    """Augmentations from outside the package, in place; each gets one trial (T, C) and a seeded generator."""
+    """Apply user-defined augmentations in place; each gets one trial (T, C) and a seeded generator."""
     for k, own in enumerate(settings.custom):
         apply = component_class("augmentations", own.kind)(own)
         seeds = _trial_seeds(trial_ids, seed, position, *view, f"custom {k}")

@@ -60,7 +60,7 @@ class StatisticsSpec:
     """Which statistics a batch carries for normalisation: of the block, of earlier trials, or none."""
 
     kind: Literal["none", "block", "rolling"] = "none"
-    log: bool = False  # of log(1 + x) instead of the bins themselves
+    log: bool = False  # statistics of log(1 + x) instead of the bins
 
 
 class PublishedSize(Settings):
@@ -85,7 +85,7 @@ class DataConfig(Settings):
         None, min_length=1, description="Names of the sessions to use; null uses all."
     )
     max_sessions: int | None = Field(
-        None, ge=1, le=10_000, description="Number of sessions to use, counted from the first; null uses all."
+        None, ge=1, le=10_000, description="Number of sessions to use, starting with the first; null uses all."
     )
     unlabelled: bool = Field(
         False, description="Also train on trials without labels, of every split; for losses that need no labels."
@@ -163,5 +163,5 @@ class AugmentationConfig(Settings):
     )
     speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
     custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(
-        (), description="Augmentations from outside the package, applied last and in this order."
+        (), description="User-defined augmentations, applied last and in this order."
     )

@@ -1,4 +1,4 @@
-"""What to cite for a run: the software, the data set, and the papers of the methods that its recipe uses."""
+"""References to cite for a run: the software, the data set, and the papers of the methods that its recipe uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def cite(run: RunLike) -> Citations:
     layout, simulated = data.get("layout"), bool(data.get("simulated"))
     note = ""
     if simulated:
-        note = "the run was trained on simulated data, so no data set has to be cited"
+        note = "the run was trained on simulated data, so there is no data set to cite"
     elif layout in _DATA:
         references.append(Citation("data", _DATA[str(layout)]))
     else:

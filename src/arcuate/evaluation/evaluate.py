@@ -61,7 +61,7 @@ class Evaluation:
     provenance: "Provenance"
     excluded: "ExcludedTrials"
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
-    delay_ms: float | None = None  # of the model by design; None if it is not causal
+    delay_ms: float | None = None  # algorithmic delay of the model; None if it is not causal
     error_reference: ErrorReference | None = None  # of the labelled trials
     estimate: ErrorEstimate | None = None  # error rate of the trials without labels
 
@@ -408,7 +408,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     if label == WORDS_LABEL:
         raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
-        raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+        raise UserError(f"--scores {scores} is a folder; give a file, such as {scores / 'scores.npz'}")
     check_writable(scores, kind=FRAME_SCORES)
 
 

@@ -432,7 +432,7 @@ def _run_loop(
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # of an earlier training in this process
+        torch.cuda.reset_peak_memory_stats(device)  # without the peak of an earlier training in this process
     planned = _planned_batches(setup)
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks

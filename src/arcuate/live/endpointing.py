@@ -49,7 +49,7 @@ class Endpointer:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
-        self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # of sentences with a reference
+        self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # sums over sentences with a reference
         self.error_reference = error_reference  # of labelled trials, with which sentences are compared
         self._evidence: deque[TrialEvidence] = deque(maxlen=_ESTIMATE_SENTENCES)
         self.n_narrowed = 0  # frames of all sentences in which the search was narrowed

@@ -43,7 +43,7 @@ class ServeResult:
 
     n_sentences: int
     recording: Path | None
-    store: Path | None  # of the recorded sentences, if there are any
+    store: Path | None  # store of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
         return {key: to_json_value(value) for key, value in vars(self).items()}
@@ -178,7 +178,7 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
     if session is not None and folder is None:
-        raise UserError("--record-session names the recorded session; name a folder with --record too")
+        raise UserError("--record-session requires --record FOLDER")
     if session is not None and not is_safe_name(session):
         raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
     if folder is not None:

@@ -36,7 +36,7 @@ def compute_losses(
     settings: LossSettings,
     modes: Tensor | None = None,  # (B, 2) target weight of each mode; zeros if unknown
     token_lengths: Sequence[int] | None = None,  # `n_tokens` on the host
-    mean_frames: float | None = None,  # of the batch over all processes; None: of these trials
+    mean_frames: float | None = None,  # mean frame count of the batch over all processes; None: of these trials
 ) -> dict[str, Tensor]:
     """Losses by name, each (B,); those of weight 0 are left out, because 0 times infinity is not a number.
 
@@ -138,7 +138,7 @@ def distillation_loss(log_probs: Tensor, teacher: Tensor, n_frames: Tensor, sett
 
 
 def _custom_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: CustomLossSettings) -> Tensor:
-    """A loss from outside the package. (B,)"""
+    """A user-defined loss. (B,)"""
     values = component_class("losses", settings.kind)(settings)(outputs, tokens, n_tokens)
     if not isinstance(values, Tensor) or values.shape != outputs.n_frames.shape:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

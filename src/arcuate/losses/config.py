@@ -48,7 +48,7 @@ class IntermediateSettings(Settings):
     @model_validator(mode="after")
     def _layers_distinct(self) -> "IntermediateSettings":
         if len(set(self.layers)) < len(self.layers):
-            raise ValueError(f"layers {list(self.layers)} names a layer twice; name each once")
+            raise ValueError(f"layers {list(self.layers)} contains a layer twice; list each layer once")
         return self
 
     @property
@@ -113,7 +113,7 @@ class ReconstructionLossSettings(Settings):
 
 
 class CustomLossSettings(PluginSettings):
-    """Base class of the settings of a loss from outside the package."""
+    """Base class for the settings of a user-defined loss."""
 
     weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
 
@@ -131,5 +131,5 @@ class LossSettings(Settings):
     denoise: DenoiseSettings = DenoiseSettings()
     reconstruction: ReconstructionLossSettings = ReconstructionLossSettings()
     custom: Annotated[SerializeAsAny[CustomLossSettings], plugin_validator("losses")] | None = Field(
-        None, description="Loss from outside the package; null = none."
+        None, description="User-defined loss; null = none."
     )

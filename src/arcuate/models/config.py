@@ -108,7 +108,7 @@ class FrontEndSettings(Settings):
     channel_gate: ChannelGateSettings = ChannelGateSettings()
     stem: ConvStemSettings = ConvStemSettings()
     custom: Annotated[SerializeAsAny[PluginSettings], plugin_validator("front_end_steps")] | None = Field(
-        None, description="Map of single bins from outside the package, after the session layer; null = none."
+        None, description="User-defined transform of single bins, after the session layer; null = none."
     )
     patch: Patch = Patch()
 
@@ -213,7 +213,7 @@ class TransformerSettings(Settings):
 
 
 class PluginEncoderSettings(PluginSettings):
-    """Base class of the settings of an encoder from outside the package."""
+    """Base class for the settings of a user-defined encoder."""
 
     width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
     depth: int = Field(1, ge=1, le=64, description="Number of layers.")
@@ -326,7 +326,7 @@ class ModelConfig(Settings):
 
 
 class RuntimeSettings(Settings):
-    """Device and threads; they change speed, not the model."""
+    """Device and threads; they affect speed, not the model."""
 
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
     device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA if available.")

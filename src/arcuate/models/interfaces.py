@@ -117,9 +117,9 @@ class Outputs:
     frames: Tensor  # (B, F, D) output of the encoder, denoised if the model has a denoiser
     n_frames: Tensor  # (B,) int64; frames beyond it are padding with arbitrary values
     log_probs: dict[str, Tensor]  # per head, {"ctc": (B, F, V)}
-    joint: Joint | None = None  # of the transducer head, if tokens were given
+    joint: Joint | None = None  # joiner inputs of the transducer head, if tokens were given
     mode: Tensor | None = None  # (B, 2) logits of the speaking mode
-    flow: Flow | None = None  # of the denoiser, in training
+    flow: Flow | None = None  # velocities of the denoiser, in training
     intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers
     lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known
     reconstruction: Reconstruction | None = None  # of masked bins, in pretraining

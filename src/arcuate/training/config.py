@@ -25,7 +25,7 @@ from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages
 from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # keys of a recipe that do not affect training
     *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
 )
 
@@ -115,7 +115,7 @@ class Train(Settings):
         None,
         gt=0.0,
         le=1e6,
-        description="Maximum gradient norm, above which gradients are clipped; null = no clipping.",
+        description="Gradients with a larger norm are clipped to this norm; null = no clipping.",
     )
     precision: Precision = Precision()
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
@@ -138,17 +138,18 @@ class Validate(Settings):
     search: Literal["greedy", "beam"] = Field(
         "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
-    beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
+    beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame, if `search` is beam.")
     words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
-    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search (words).")
-    lm: str = Field("default", min_length=1, description="Language model of the word search (words).")
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon, if `words` is on.")
+    lm: str = Field("default", min_length=1, description="Language model, if `words` is on.")
     weights: str | None = Field(
-        None, min_length=1, description="Search settings of `arcuate tune`, a YAML file; null = the defaults (words)."
+        None,
+        min_length=1,
+        description="YAML file of weights from `arcuate tune`, if `words` is on; null = the defaults.",
     )
     head: Literal["auto", "ctc", "both"] = Field(
         "auto",
-        description="Heads of the word search; `auto` = both as soon as the transducer has been trained, else ctc"
-        " (words).",
+        description="Heads of the word search; `auto` = both once the transducer has been trained, else ctc.",
     )
     predictions: int = Field(
         8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
@@ -427,7 +428,7 @@ def _coupling_warning(lr_name: str, official: str, old: _UpdateScale, new: _Upda
     if not changed or not kept or _eps_matches_reduction(old, new):
         return None
     return (
-        f"{' and '.join(changed)} changed against {official}, but not {' and '.join(kept)}."
+        f"{' and '.join(changed)} changed relative to {official}, but not {' and '.join(kept)}."
         f" Adam is not invariant to the scale of gradients at the official eps {_format(old.eps)}: gradients far below"
         f" eps move weights by lr/eps, {_format(old.lr / old.eps)} → {_format(new.lr / new.eps)}, and"
         f" {_describe_gradients(old, new)} (measured in docs/log.md: What explodes?)."
@@ -448,7 +449,7 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
 
 
 def _eps_matches_reduction(old: _UpdateScale, new: _UpdateScale) -> bool:
-    """Return whether loss and eps were scaled alike at the same learning rate: Adam's updates are unchanged."""
+    """Return whether loss and eps were scaled by the same factor, so that Adam's updates are unchanged."""
     if not _same(old.lr, new.lr) or old.reduction == new.reduction:
         return False
     ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps

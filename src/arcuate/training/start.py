@@ -92,7 +92,7 @@ def resume(
             if not is_edited:
                 state.check_rows(checkpoint)
                 state.restore(checkpoint)
-        except OutOfResources:  # the checkpoint is not to blame, and an earlier one would lose its steps
+        except OutOfResources:  # not caused by the checkpoint; an earlier one would lose its steps
             raise
         except (UserError, OSError) as error:
             check_resources(error, folder)
@@ -168,7 +168,7 @@ def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path 
     """Return the checkpoint folder that RUN, RUN@best or RUN@last names."""
     if parent is None:
         if keep_optimizer:
-            raise UserError("--keep-optimizer needs --from: name the run whose optimizer state is kept")
+            raise UserError("--keep-optimizer requires --from RUN, the run whose optimizer state is loaded")
         return None
     if resume:
         raise UserError("--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one")

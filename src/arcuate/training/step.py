@@ -360,7 +360,7 @@ def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str
     changes = torch.ones_like(valid)
     changes[:, 1:] = best[:, 1:] != best[:, :-1]
     blank = best == BLANK
-    n_output_tokens = (changes & ~blank & valid).sum()  # of the greedy output
+    n_output_tokens = (changes & ~blank & valid).sum()  # tokens in the greedy output
     counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens[:n].sum()]
     by_loss = [losses[name][:n].sum() if name in losses else loss.new_zeros(()) for name in LOSS_NAMES]
     sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])
