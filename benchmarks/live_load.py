@@ -1,6 +1,14 @@
 """Live decoding under load: several servers, many viewers, and everything that goes wrong on a network.
 
-python benchmarks/live_load.py --run runs/demo --minutes 60
+python benchmarks/live_load.py --run runs/demo --minutes 60     # 8 streams, 50 viewers, 4 kills: the full size
+python benchmarks/live_load.py --run runs/demo --minutes 10     # shorter
+python benchmarks/live_load.py --run runs/full --minutes 5 --streams 2 --viewers 12 --kills 1
+
+`runs/full` is a model of full size (44 million parameters, 512 channels); its weights need no training:
+
+arcuate simulate data/full/source --sessions 2 --trials 8 --electrodes 256
+arcuate prepare data/full/source data/full/store
+arcuate train b2t25-gru train.steps=1 train.validate_every=1 --data data/full/store --run runs/full
 
 Every stream is a server of its own (`arcuate live --source socket --record`), fed in real time with the validation
 trials of the run's store. Meanwhile
@@ -9,13 +17,15 @@ trials of the run's store. Meanwhile
 - rigs and viewers disconnect and connect again,
 - servers are killed (kill -9) in the middle of a sentence and started again on the same recording (`--kills`).
 
-Reported: time per frame and missed deadlines by the servers' own meters, growth of their memory, and lost sentences:
-those whose end was sent but that no viewer received (except the one in progress at a kill), and those that a viewer
-received but that are not in the recording's store.
+Reported: time per frame and missed deadlines by the servers' own meters (wall time, which includes other programs),
+CPU time of the servers, growth of their memory, and lost sentences: those whose end was sent but that no viewer
+received (except the one that a kill cut off), and those that a viewer received but that are not in the recording's
+store.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -55,12 +65,14 @@ class Stream:
     folder: Path
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
-    ended: set[str] = field(default_factory=set)  # sentences whose end was sent
+    ended: dict[str, None] = field(default_factory=dict)  # sentences whose end was sent, in order
     in_progress: str | None = None
     excused: set[str] = field(default_factory=set)  # in progress when the server was killed
     seen: dict[str, str] = field(default_factory=dict)  # text of each final that a viewer received
     meters: list[dict[str, Any]] = field(default_factory=list)  # of servers that have ended
     memory_mb: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0  # of servers that have ended, without loading
+    cpu_at_start: float = 0.0
     n_sent = n_lost = n_nan = n_reconnects = n_rejected = 0
 
     def start(self, args: argparse.Namespace) -> None:
@@ -73,6 +85,8 @@ class Stream:
             text = (self.folder / "server.log").read_bytes()[position:].decode()
             if "open http://" in text:
                 self.port = int(text.split("open http://", 1)[1].split(":", 1)[1].split("/", 1)[0])
+                loading = psutil.Process(self.process.pid).cpu_times()
+                self.cpu_at_start = loading.user + loading.system
                 return
             if self.process.poll() is not None:
                 raise SystemExit(f"the server of stream {self.number} did not start: {text}")
@@ -97,19 +111,36 @@ class Stream:
         if self.process is not None and self.process.poll() is None:
             self.memory_mb.append(psutil.Process(self.process.pid).memory_info().rss / 1e6)
 
+    def keep_cpu_time(self) -> None:
+        assert self.process is not None
+        used = psutil.Process(self.process.pid).cpu_times()
+        self.cpu_s += used.user + used.system - self.cpu_at_start
+
+    def cut_off(self) -> None:
+        """Excuse the sentence that a kill cut off: in progress, or ended so recently that no viewer has its text."""
+        unseen = [name for name in self.ended if name not in self.seen]
+        self.excused |= {self.in_progress} if self.in_progress is not None else set(unseen[-1:])
+
 
 async def feed(stream: Stream, store: Store, trials: list[Any], args: argparse.Namespace, until: float) -> None:
     """Send trial after trial in real time; a message that a lost connection swallows is sent again, as a rig would."""
     rng = random.Random(stream.number)
     wire: Any = None
+    answers: Any = None  # task that reads what the server rejects
     count, bin_number, next_nan, next_reconnect = 0, 0, time.monotonic() + _NAN_EVERY_S, 0.0
 
+    async def read_answers(connection: Any) -> None:
+        with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
+            async for _ in connection:
+                stream.n_rejected += 1
+
     async def send(message: str | bytes) -> None:
-        nonlocal wire
+        nonlocal wire, answers
         while True:
             try:
                 if wire is None:
                     wire = await websockets.connect(stream.url + "/frames", open_timeout=10)
+                    answers = asyncio.create_task(read_answers(wire))
                 await wire.send(message)
                 return
             except (OSError, websockets.exceptions.WebSocketException):
@@ -142,16 +173,18 @@ async def feed(stream: Stream, store: Store, trials: list[Any], args: argparse.N
             if time.monotonic() > next_reconnect and wire is not None:
                 await wire.close()
                 wire = None
+                stream.n_reconnects += 1
                 next_reconnect = time.monotonic() + rng.uniform(5, _RECONNECT_EVERY_S)
             await send(pack_bins(row[None], first=bin_number))
         await send('{"type": "end"}')
         if name not in stream.excused:
-            stream.ended.add(name)
+            stream.ended[name] = None
         stream.in_progress = None
         await asyncio.sleep(0.3)
         due = time.monotonic()
     if wire is not None:
         await wire.close()
+        await answers
 
 
 async def view(stream: Stream, number: int, until: float) -> None:
@@ -184,10 +217,10 @@ async def kill(stream: Stream, after_s: float, args: argparse.Namespace) -> None
     await asyncio.sleep(0.5)
     await asyncio.to_thread(stream.keep_meter)
     assert stream.process is not None
+    stream.keep_cpu_time()
     stream.process.send_signal(signal.SIGKILL)
     stream.process.wait()
-    if stream.in_progress is not None:
-        stream.excused.add(stream.in_progress)
+    stream.cut_off()
     await asyncio.to_thread(stream.start, args)
     stream.memory_mb.clear()
 
@@ -214,7 +247,7 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
     lost, unrecorded = [], []
     n_recorded = 0
     for stream in streams:
-        lost += sorted(stream.ended - stream.excused - set(stream.seen))
+        lost += [name for name in stream.ended if name not in stream.excused and name not in stream.seen]
         rows = stream.folder / "recording" / "store" / "live.jsonl"
         texts = {r["source_trial"]: r["text"] for r in map(json.loads, rows.read_text().splitlines()) if not r["cut"]}
         n_recorded += len(texts)
@@ -234,12 +267,14 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
         "bins_lost": sum(s.n_lost for s in streams),
         "bins_nan": sum(s.n_nan for s in streams),
         "reconnects_of_rigs": sum(s.n_reconnects for s in streams),
+        "messages_rejected": sum(s.n_rejected for s in streams),
         "frames": total("n_frames"),
         "missed_deadlines": total("missed_deadlines"),
         "narrowed_frames": total("narrowed_frames"),
         "frame_ms_p50_worst_stream": worst("frame_ms_p50"),
         "frame_ms_p99_worst_stream": worst("frame_ms_p99"),
         "frame_ms_max": worst("frame_ms_max"),
+        "server_cpu_ms_per_frame": round(1000 * sum(s.cpu_s for s in streams) / total("n_frames"), 2),
         "memory_mb_per_stream": round(float(np.mean([s.memory_mb[-1] for s in streams if s.memory_mb])), 1),
         "memory_growth_mb_max": round(max(growth), 1) if growth else None,
         "examples": (lost + unrecorded)[:5],
@@ -269,6 +304,7 @@ def main() -> None:
             asyncio.run(run(streams, store, trials, args))
             for stream in streams:
                 stream.keep_meter()
+                stream.keep_cpu_time()
         finally:
             for stream in streams:
                 if stream.process is not None and stream.process.poll() is None:

@@ -3,7 +3,8 @@
 python benchmarks/sabotage.py --out runs/sabotage [--jobs 2] [--only rate-10x,eps-0.1] [--arms off,guard] [--json FILE]
 python benchmarks/sabotage.py --out runs/sabotage --healthy 20        # healthy recipes: number of runs touched
 
-A small GRU (one layer of 64 units, 160 steps, three CPU seconds) on two simulated cohorts, two seeds. A run is within
+A small GRU (one layer of 64 units, 160 steps, four CPU seconds; with the guard ten) on two simulated cohorts, two
+seeds; `--cohorts held-out` is a third cohort on which no rule was chosen. A run is within
 10 % if the PER of its last validation is at most 1.1 times the mean of the healthy runs of its cohort; it is lost if it
 was stopped or ends above 1.25 times that mean. Finished runs (those with a `sabotage.json`) are not trained again, and
 all run folders are kept:
@@ -59,7 +60,17 @@ RECIPE = {
 COHORTS: dict[str, dict[str, Any]] = {
     "demo": {"layout": "b2t25", "n_sessions": 3, "n_trials": 240, "n_electrodes": 24, "difficulty": "easy", "seed": 0},
     "other": {"layout": "b2t24", "n_sessions": 2, "n_trials": 320, "n_electrodes": 32, "difficulty": "easy", "seed": 7},
+    # No rule was chosen on this one.
+    "held-out": {
+        "layout": "b2t25",
+        "n_sessions": 4,
+        "n_trials": 200,
+        "n_electrodes": 48,
+        "difficulty": "real",
+        "seed": 31,
+    },
 }
+TUNED_ON = ("demo", "other")
 
 
 @dataclass(frozen=True)
@@ -163,6 +174,8 @@ HEALTHY_RECIPES = (
         overrides=(("encoder", {"kind": "ssm", "width": 64, "depth": 2}), ("schedule.peak_lr", 0.004)),
     ),
 )
+# In 120 steps updates at eps 0.1 are too small to train anything (65 to 77 % PER), which is not a healthy run.
+HEALTHY_STEPS = {"official-25": 480}
 
 
 @dataclass(frozen=True)
@@ -388,7 +401,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", help="names of sabotages, separated by commas")
     parser.add_argument("--arms", default="off,guard", help="off, guard or both; any other name is a guard arm too")
-    parser.add_argument("--cohorts", default=",".join(COHORTS))
+    parser.add_argument("--cohorts", default=",".join(TUNED_ON), help=", ".join(COHORTS))
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--healthy", type=int, metavar="N", help="train N seeds of every healthy recipe instead")
     parser.add_argument("--table", action="store_true", help="only summarise finished runs")
@@ -397,7 +410,7 @@ def main() -> None:
     cohorts = args.cohorts.split(",")
     if args.healthy:
         jobs = [
-            Job(recipe, cohorts[0], seed, "guard", args.out / "healthy", 120)
+            Job(recipe, cohorts[0], seed, "guard", args.out / "healthy", HEALTHY_STEPS.get(recipe.name, 120))
             for seed in range(args.healthy)
             for recipe in HEALTHY_RECIPES
         ]

@@ -1,10 +1,15 @@
-"""The exception that is shown to users, and what must not be shown."""
+"""The exception whose message is shown to users, escaping of unsafe text, and files that must not be read."""
+
+import errno
+import os
+import stat
+from pathlib import Path
 
 
 class UserError(Exception):
     """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback.
 
-    The message may quote a file, so control characters in it are escaped: a terminal would obey them.
+    The message may quote a file, so control characters in it are escaped: a terminal would interpret them.
     """
 
     def __init__(self, message: str) -> None:
@@ -23,9 +28,22 @@ def has_password(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be printed and stored: without what stands between user and host, and in parameters."""
+    """A URL that is safe to print and store: without the password, whether before the host or in the query."""
     scheme, separator, rest = url.partition("://")
     credentials, at, location = rest.rpartition("@")
     path, question, query = location.partition("?")
     kept = "&".join(part for part in query.split("&") if "password" not in part.lower())
     return f"{scheme}{separator}{credentials.partition(':')[0]}{at}{path}{question if kept else ''}{kept}"
+
+
+def check_regular(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError for a device, a socket or a pipe, which can have no end, and for a file of more than `max_bytes`.
+
+    A folder from elsewhere may contain links to such files. Pipes of the shell, `<(…)`, are in /dev/fd.
+    """
+    found = os.stat(path)
+    is_shell_pipe = stat.S_ISFIFO(found.st_mode) and path.is_absolute() and path.parts[1] in ("dev", "proc")
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or is_shell_pipe or str(path) == os.devnull):
+        raise OSError(errno.EINVAL, "it is a device, a socket or a pipe, not a file", str(path))
+    if max_bytes is not None and found.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {max_bytes:,} are read", str(path))

@@ -15,12 +15,14 @@ import pytest
 
 from arcuate.data.prepare import prepare
 from arcuate.data.quality import find_problems
+from arcuate.data.store import Store, is_store
 from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import check_outputs
-from arcuate.files import read_json
+from arcuate.files import read_json, read_jsonl
 from arcuate.insight.ledger import write_ledger
+from arcuate.insight.runs import list_runs
 from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
 from arcuate.models.io import load_model
@@ -157,3 +159,60 @@ def test_scores_do_not_replace_weights(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "model" / "model.safetensors", tmp_path)
     with pytest.raises(UserError, match=r"not an earlier scores\.npz"):
         check_outputs(None, tmp_path / "model.safetensors")
+
+
+# --- files without an end ---
+
+
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "environment.json", "metrics.jsonl", "incidents.jsonl", "results/val.json"]
+)
+def test_a_pipe_or_device_in_a_run_hides_no_other_run(tmp_path: Path, name: str) -> None:
+    """A run from elsewhere may hold a link to /dev/zero or a pipe, which a reader would wait for or read for ever."""
+    make_run(tmp_path / "good")
+    for kind in ("device", "pipe"):
+        file = make_run(tmp_path / kind).path / name
+        file.unlink(missing_ok=True)
+        file.symlink_to("/dev/zero") if kind == "device" else os.mkfifo(file)
+    found = {entry.name: entry for entry in list_runs(tmp_path)}
+    assert sorted(found) == ["device", "good", "pipe"] and not found["good"].problems
+    for kind in ("device", "pipe"):
+        assert any("not a file" in problem for problem in found[kind].problems), found[kind].problems
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json", "state.json"])
+def test_a_pipe_among_the_files_of_a_model_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(next((GOLDEN / "run" / "checkpoints").glob("step-*")), folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises((UserError, OSError), match=name):  # the command line prints both as one sentence
+        load_model(folder)
+
+
+def test_a_pipe_in_a_store_is_refused(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    store = prepare(tmp_path / "source", tmp_path / "store")
+    file = next((tmp_path / "store" / "sessions").glob("*.h5"))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match=file.name):
+        Store.open(tmp_path / "store").read_bins(store.trials[0])
+    (tmp_path / "store" / "manifest.json").unlink()
+    os.mkfifo(tmp_path / "store" / "manifest.json")
+    assert not is_store(tmp_path / "store")
+
+
+def test_a_sparse_log_is_refused_by_its_size(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    os.truncate(run.metrics_file, 2**40)
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: it has 1,099,511,627,776 bytes"):
+        run.metrics()
+
+
+def test_pipes_of_the_shell_are_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"id": "a"}\n')
+    os.close(writing)
+    assert read_jsonl(Path(f"/dev/fd/{reading}")) == [{"id": "a"}]
+    os.close(reading)

@@ -193,6 +193,31 @@ def test_a_graph_that_loads_and_fails_is_one_sentence(path: Path, tmp_path: Path
         Decoder.load(forged, warm=False).push(bins(30))
 
 
+def doubling(model: onnx.ModelProto, source: str, n: int) -> bytes:
+    """The graph with a value that is joined to itself n times; the result depends on it."""
+    nodes = [helper.make_node("Reshape", [source, "all"], ["big0"])]
+    nodes += [helper.make_node("Concat", [f"big{i}"] * 2, [f"big{i + 1}"], axis=0) for i in range(n)]
+    nodes += [helper.make_node("ReduceSum", [f"big{n}"], ["sum"], keepdims=0)]
+    nodes += [helper.make_node("Add", ["log_probs.small", "sum"], ["log_probs"])]
+    for node in model.graph.node:
+        node.output[:] = ["log_probs.small" if name == "log_probs" else name for name in node.output]
+        node.input[:] = ["log_probs.small" if name == "log_probs" else name for name in node.input]
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "all"))
+    model.graph.node.extend(nodes)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("source", ["patch", "constant"])
+def test_a_graph_cannot_take_all_memory(path: Path, tmp_path: Path, source: str) -> None:
+    """40 small operators that make 16 TB; computed from the input, or from a constant when the graph is loaded."""
+    model = onnx.load_from_string(open_archive(path).bytes("frame.onnx"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.float32), "constant"))
+    forged = repack(path, tmp_path / "m.arcx", {"frame.onnx": doubling(model, source, 40)})
+    with pytest.raises(UserError, match=r"frame\.onnx cannot be loaded"):
+        Decoder.load(forged, warm=False)
+    assert Decoder.load(path, warm=False).push(bins(30)) is not None  # others still load
+
+
 def test_forged_graphs_do_not_load(path: Path, tmp_path: Path) -> None:
     forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": REFUSED["external data"]})
     with pytest.raises(UserError, match=r"bin\.onnx is not a graph"):

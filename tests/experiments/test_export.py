@@ -170,9 +170,9 @@ def test_options_that_need_the_run_are_refused(folder: Path, options: dict, word
 
 def test_mistakes(folder: Path, tmp_path: Path) -> None:
     model = str(folder / "model.arcx")
-    assert_refused(arcuate("decode", model), "name a store to decode with --data")
-    assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "name a store to replay with --data")
-    assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "should end in .arcx")
+    assert_refused(arcuate("decode", model), "give a store to decode with --data")
+    assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "give a store to replay with --data")
+    assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "must end in .arcx")
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
     text = tmp_path / "notes.arcx"
     text.write_text("notes")

@@ -2,6 +2,7 @@
 """The board: rows, security, and the page in a real browser while runs appear and train."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -23,7 +26,8 @@ from fastapi.testclient import TestClient
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl
 from arcuate.insight.board import Board, make_app, overlay, prepare_board
-from arcuate.live.clients import Access
+from arcuate.live import web
+from arcuate.live.clients import Access, bind, port_of
 from support.browser import find_chromium, launched, opened
 from support.fabricate_runs import make_run
 from support.pages import check_page
@@ -150,18 +154,84 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert page.headers["content-type"] == "application/json" and json.loads(page.text)["runs"]
 
 
+def test_a_stored_page_cannot_reach_the_board(folder: Path) -> None:
+    """The page of an ablation is a file beside runs from elsewhere; its scripts must not read other runs."""
+    experiment = folder / "ablation"
+    shutil.copytree(folder / "first", experiment / "base" / "seed1")
+    (experiment / "experiment.json").write_text("{}")
+    (experiment / "ablation.html").write_bytes(b"<script>fetch('/api/runs')</script>\xff")
+    answer = client(refreshed(folder)).get("/ablation", params={"run": "ablation/base/seed1"})
+    policy = answer.headers["Content-Security-Policy"]
+    assert answer.status_code == 200 and "sandbox allow-scripts;" in policy and "default-src 'none'" in policy
+    assert "same-origin" not in policy and "connect-src" not in policy
+
+
+def test_names_that_are_not_text_hide_no_runs(folder: Path) -> None:
+    shutil.copytree(folder / "first", folder / os.fsdecode(b"bad\xff"))
+    damaged = json.loads((folder / "sub" / "second" / "environment.json").read_text())
+    (folder / "sub" / "second" / "environment.json").write_text(json.dumps({**damaged, "started": "\ud800"}))
+    web = client(refreshed(folder))
+    names = [row["name"] for row in web.get("/api/runs").json()["runs"]]
+    assert sorted(names) == ["bad\\udcff", "first", "sub/second"]
+    assert all(web.get("/report", params={"run": name}).status_code == 200 for name in names)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(path: Path, name: str) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("arcuate.insight.board.read_entry", defect)
+    board = Board(folder)
+    with client(board) as web:
+        assert board._thread is not None
+        board._thread.join()
+        assert web.get("/api/runs").status_code == 503
+
+
+# --- on a port of this machine ---
+
+
+def test_half_open_requests_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_REQUEST_S", 0.3)
+    with serving(tmp_path) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client, suppress(ConnectionResetError):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+            while client.recv(4096):  # raises TimeoutError if the connection is kept
+                pass
+        assert urlopen(address + "api/runs").status == 200
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken, pytest.raises(UserError, match=r"cannot listen on .* choose another --port"):
+        prepare_board(tmp_path, port=port_of(taken))
+
+
+def test_a_free_port_is_printed_and_a_signal_ends_the_board(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "arcuate", "board", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "open http://" in line)
+            address = line.split()[1]
+            assert ":0/" not in address and json.loads(urlopen(address + "api/runs").read())["runs"] == []
+            process.terminate()
+            assert process.wait(60) == 0 and "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
 # --- in a browser ---
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(make_app(Board(folder), LOCAL), port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(web.bounded_config(make_app(Board(folder), LOCAL)))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{port}/"
+    yield f"http://127.0.0.1:{port_of(listener)}/"
     server.should_exit = True
     thread.join()
 
@@ -177,9 +247,6 @@ def names(page: Any) -> list[str]:
 
 
 def wait_until_up(page_address: str) -> None:
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
     for _ in range(200):
         try:
             urlopen(page_address + "api/runs").close()

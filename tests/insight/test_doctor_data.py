@@ -11,6 +11,7 @@ import pytest
 
 from arcuate.data.alphabet import SILENCE, token_names
 from arcuate.data.store import MANIFEST_FILE, Store, session_path
+from arcuate.errors import UserError
 from arcuate.files import read_json, write_json, write_jsonl
 from arcuate.insight.doctor import check_data, diagnose
 from arcuate.run import Run
@@ -118,11 +119,19 @@ def test_exchanged_labels_are_found_in_the_results_of_the_training_split(tmp_pat
     run = faulty_run(tmp_path, cohort_store, lambda trial: False, put_nan)
     store = Store.open(cohort_store)
     write_train_results(run, store, None)
-    assert check_data(run).faults == ()
+    checked = check_data(run)
+    assert checked.faults == () and "no label contradicts the output" in checked.notes[-1]
     ids = write_train_results(run, store, (1, 8))
     fault = check_data(run).faults[0]
     assert (fault.kind, set(fault.trials), fault.severe) == ("suspected labels", set(ids), False)
     assert f"{ids[0]} that of {ids[1]}" in fault.sentence
+
+
+@pytest.mark.parametrize("options", [{"check_labels": True}, {"data": "store"}])
+def test_data_of_a_log_without_a_run_folder_cannot_be_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    log = make_run(tmp_path / "run").metrics_file
+    with pytest.raises(UserError, match="not an arcuate run folder"):
+        diagnose(log, check_store=True, **options)
 
 
 def test_store_is_checked_without_torch(tmp_path: Path, cohort_store: Path) -> None:

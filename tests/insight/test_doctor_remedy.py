@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,23 +15,10 @@ from arcuate.insight.doctor.step_size import judge_step_size
 from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
-from support.fabricate_runs import make_run
+from support.fabricate_runs import make_run, stuck_run
 from support.forking import arcuate
 
 SMALL = {"encoder.width": 16, "encoder.depth": 1, "train.steps": 12, "train.log_every": 1, "train.validate_every": 2}
-
-
-def stuck_run(path: Path, overrides: list[str], loss: np.ndarray, grad: float, lr: float, n_parameters: int) -> Run:
-    """A run whose output stayed blank, with the given training rows."""
-    run = make_run(path, overrides, results=False, n_parameters=n_parameters)
-    rows: list[dict[str, Any]] = []
-    for i, value in enumerate(loss):
-        step = round(600 * (i + 1) / len(loss))
-        rows.append({"step": step, "split": "train", "loss": float(value), "grad_norm": grad, "lr": lr})
-        if i % 2:
-            rows.append({"step": step, "split": "val", "loss": 3.2, "per": 1.0})
-    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
 
 
 def small_updates(path: Path) -> Run:
@@ -86,6 +72,7 @@ def test_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
     assert (done.returncode, answer["fix"], answer["tried"], answer["remedy"]["changes"]) == (0, None, None, [])
     assert "nothing to fix" in answer["remedy"]["message"]
     assert not (tmp_path / "out.yaml").exists()
+    assert_refused(arcuate("doctor", run.path, "--out", tmp_path / "tried"), "--try")
 
 
 def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
@@ -126,12 +113,15 @@ def test_settings_that_the_guard_found_are_advised(tmp_path: Path, scale: float,
     """A run that became healthy because the guard lowered eps."""
     run = make_run(tmp_path / "run", ["optimizer.eps=0.1"], per=0.2)
     rewind = {"action": "rewind", "rewound_to": 0, "lr_scale": scale, "eps": 1e-8}
-    rows = [{"step": 200, "kind": "stuck", **rewind}, {"step": 40, "kind": "search", "reason": "next trial", **rewind}]
+    rows = [
+        {"step": 200, "kind": "stuck", **rewind},
+        {"step": 40, "kind": "search", "reason": "next test run", **rewind},
+    ]
     run.incidents_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     diagnosis = diagnose(run.path)
     assert diagnosis.primary == "healthy"
     assert diagnosis.causes[0].factor == "eps"
-    assert "the guard rewound" in str(diagnosis.evidence) and "next trial" not in str(diagnosis.evidence)
+    assert "the guard rewound" in str(diagnosis.evidence) and "next test run" not in str(diagnosis.evidence)
     expected = {"optimizer.eps": 1e-8} | ({} if peak is None else {"schedule.peak_lr": pytest.approx(peak)})
     assert {
         k: v for k, v in diagnosis.fix().overrides.items() if k in ("optimizer.eps", "schedule.peak_lr")

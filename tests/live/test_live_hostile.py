@@ -22,7 +22,7 @@ websockets = pytest.importorskip("websockets", reason="the extra live is not ins
 from arcuate.adaptation.config import Adaptation
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.live import adaptation, server
+from arcuate.live import adaptation, web
 from arcuate.live import session as session_module
 from arcuate.live.clients import Access, make_access
 from arcuate.live.input import Chunk, End, Mark, Source
@@ -94,7 +94,7 @@ def test_bins_are_refused_unless_the_socket_is_the_source(cohort_store: Path) ->
                     await asyncio.wait_for(frames.recv(), 5)
                 return closed.value.rcvd.code, closed.value.rcvd.reason
 
-        assert asyncio.run(go()) == (1008, "this server decodes another source; start it with --source socket")
+        assert asyncio.run(go()) == (1008, "this server does not accept bins; start it with --source socket")
 
 
 def connect_status(served: Served, path: str) -> int:
@@ -194,7 +194,7 @@ HALF_REQUESTS = {
 
 @pytest.mark.parametrize("sent", HALF_REQUESTS.values(), ids=HALF_REQUESTS)
 def test_half_open_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(server, "_REQUEST_S", 0.5, raising=False)
+    monkeypatch.setattr(web, "_REQUEST_S", 0.5)
     with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=20) as client:
         client.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
@@ -204,7 +204,7 @@ def test_half_open_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: byte
 
 def test_a_request_that_arrives_byte_by_byte_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit is of the request, not of the pause between two bytes."""
-    monkeypatch.setattr(server, "_REQUEST_S", 0.5, raising=False)
+    monkeypatch.setattr(web, "_REQUEST_S", 0.5)
     with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=0.1) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
         with pytest.raises(OSError, match=r"reset|Broken pipe|closed"):  # noqa: PT012 - one byte at a time
@@ -216,7 +216,7 @@ def test_a_request_that_arrives_byte_by_byte_times_out(monkeypatch: pytest.Monke
 
 
 def test_connections_in_use_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_REQUEST_S", 0.2, raising=False)
+    monkeypatch.setattr(web, "_REQUEST_S", 0.2)
     with serving(decoder()) as served:
 
         async def go() -> str:
@@ -230,7 +230,7 @@ def test_connections_in_use_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_MORE_CONNECTIONS", 4, raising=False)
+    monkeypatch.setattr(web, "_MORE_CONNECTIONS", 4)
     n_allowed = BY_TRIAL.limits.viewers + 4
     with serving(decoder()) as served, contextlib.ExitStack() as stack:
 

@@ -1,5 +1,6 @@
 """Fabricated run folders with a recipe, a log and results of given error rates."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ def make_run(
     write_log(run, per)
     if results:
         write_val(run, per, seed, n_trials)
+    return run
+
+
+def stuck_run(path: Path, overrides: list[str], loss: np.ndarray, grad: float, lr: float, n_parameters: int) -> Run:
+    """A run whose output stayed blank, with the given training rows."""
+    run = make_run(path, overrides, results=False, n_parameters=n_parameters)
+    rows: list[dict[str, Any]] = []
+    for i, value in enumerate(loss):
+        step = round(600 * (i + 1) / len(loss))
+        rows.append({"step": step, "split": "train", "loss": float(value), "grad_norm": grad, "lr": lr})
+        if i % 2:
+            rows.append({"step": step, "split": "val", "loss": 3.2, "per": 1.0})
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 
 

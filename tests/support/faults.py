@@ -216,6 +216,7 @@ _IMPORTED_ONCE = (
     "arcuate.insight.report",
     "arcuate.language.ngram.estimate",
     "arcuate.language.ngram.mix",
+    "arcuate.live.serve",
 )
 
 if __name__ == "__main__":

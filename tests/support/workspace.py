@@ -3,11 +3,15 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from arcuate.data.store import Store
+from support.fabricate_runs import stuck_run
 from support.faults import Done, Fault, run, run_together
 from support.live_parts import ENTRIES
 from support.official_checkpoints import write_nejm
@@ -29,7 +33,50 @@ class Command:
     again: Sequence[str] = ()  # further arguments after a kill
     slow: bool = False  # starts trainings of its own
     partial: bool = False  # a folder that is filled step by step; only a completed command is compared
+    grows: bool = False  # repeated, it adds to what is there; `verify` checks the content
     keep: Sequence[str] = field(default=())  # inputs that must not change
+    codes: Sequence[int] = (0, 2)  # possible exit codes
+    verify: Callable[[Path], None] | None = None  # of the folder, after the command has succeeded
+
+
+def verify_recording(folder: Path) -> None:
+    """Every sentence is in the journal and in the store, with bins that match its hash."""
+    journal = [json.loads(line) for line in (folder / "new" / "journal.jsonl").read_text().splitlines()]
+    finals = [row["trial"] for row in journal if row["type"] == "final"]
+    stored = [json.loads(line) for line in (folder / "new" / "store" / "live.jsonl").read_text().splitlines()]
+    assert finals[-3:] == ["rig/0", "rig/1", "rig/2"] and [row["source_trial"] for row in stored] == finals
+    store = Store.open(folder / "new" / "store")
+    assert len(store.trials) == len(finals) and not store.find_changed()
+
+
+def verify_sweep(folder: Path) -> None:
+    """Every completed configuration has a complete run."""
+    runs = [path.parent for path in (folder / "new").rglob("recipe.yaml")]
+    complete = [run for run in runs if (run / "checkpoints" / "step-00000004").is_dir()]
+    assert len(complete) >= 2, runs
+
+
+# a source of bins that is replaced by nothing: three sentences, then the signal that ends a server
+RIG = """
+import os, signal, threading
+import numpy as np
+from arcuate.live.input import Chunk, End, Mark, Source
+
+class Rig(Source):
+    def __init__(self, n_channels, put):
+        super().__init__("the rig")
+        self.n_channels, self.put = n_channels, put
+
+    def _run(self):
+        rng = np.random.default_rng(0)
+        for n in range(3):
+            done = threading.Event()
+            bins = rng.normal(size=(60, self.n_channels)).astype(np.float32)
+            for item in (Mark(f"rig/{n}", None, "aa b"), Chunk(bins[:25]), Chunk(bins[25:]), End(done.set)):
+                self.put(item)
+            done.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
 
 
 COMMANDS = {
@@ -90,12 +137,32 @@ COMMANDS = {
     "report": Command(["report", "run"], ["run/report.html"], keep=["run/results"]),
     "ledger": Command(["ledger", ".", "--out", "new.md"], ["new.md"], keep=["run"]),
     "drift": Command(["drift", "store", "--split", "train", "--out", "new.html"], ["new.html"], keep=["store"]),
+    "drift --run": Command(
+        ["drift", "store", "--run", "run", "--split", "train", "--out", "new.html"],
+        ["new.html"],
+        keep=["store", "run/checkpoints"],
+    ),
+    "compare": Command(["compare", "run", "second", "--html", "new.html"], ["new.html"], keep=["run", "second"]),
+    "doctor": Command(["doctor", "run", "--html", "new.html"], ["new.html"], keep=["run", "store"]),
+    "doctor --fix": Command(["doctor", "bad", "--fix", "new.yaml"], ["new.yaml"], keep=["bad"]),
+    "new encoder": Command(["new", "encoder", "my_encoder", "--folder", "new"], ["new"]),
+    "live": Command(
+        ["live", "run", "--source", "rig:Rig", "--no-words", "--port", "0", "--record", "new"],
+        ["new"],
+        partial=True,
+        grows=True,
+        keep=["run", "store"],
+        verify=verify_recording,
+    ),
     "sweep": Command(
         ["sweep", "tiny", "space.yaml", *SHORT, "--data", "store", "--out", "new", "--trials", "2"],
         ["new"],
         slow=True,
         partial=True,
+        grows=True,
         keep=["store"],
+        codes=(0, 1, 2),  # 1: every training failed
+        verify=verify_sweep,
     ),
     "ablate": Command(
         ["ablate", "tiny", "fast:schedule.peak_lr=0.01", *SHORT, "--data", "store", "--out", "new", "--seeds", "1"],
@@ -136,6 +203,9 @@ def make_workspace(folder: Path) -> Path:
     (folder / "references.jsonl").write_text(
         "".join(json.dumps({"id": t["id"], "text": "aa b"}) + "\n" for t in scored)
     )
+    (folder / "rig.py").write_text(RIG)
+    stuck_run(folder / "bad", ["optimizer.eps=0.1"], np.linspace(3.3, 3.2, 24), 1.0, 0.0015, 150_000)
+    shutil.copytree(folder / "run", folder / "second", symlinks=True)
     (folder / "space.yaml").write_text("schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\n")
     return folder
 
@@ -169,8 +239,8 @@ class Bench:
         _succeed(run(self.arguments, second))
         self.after = self._outputs(first)
         again = self._outputs(second)
-        assert self.after.keys() == again.keys() and self.after != self.before
-        self.volatile = {path for path in self.after if self.after[path] != again[path]}  # with times
+        assert (self.after.keys() == again.keys() or self.command.grows) and self.after != self.before
+        self.volatile = {path for path in self.after if self.after[path] != again.get(path)}  # with times
         self.volatile |= {path for path in self.after if path.endswith(_WITH_TIMES)}
         self.largest = max(len(self.after[path]) for path in self.after if self.after[path] != self.before.get(path))
 
@@ -194,7 +264,7 @@ class Bench:
         else:
             more = self.command.again if done.code and (folder / self.command.outputs[0]).exists() else ()
             aborted = done.code in (-5, -6) and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
-            assert done.code in (0, 2) or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
+            assert done.code in self.command.codes or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
             left = temporary_files(folder)
             if fault.kind == "files":  # a folder cannot be removed without a handle; the next command removes it
@@ -219,7 +289,7 @@ class Bench:
         ended = run_together([self.arguments] * n, folder)
         where = f"{self.name}, {n} at once: "
         for done in ended:
-            assert done.code in (0, 2), where + f"exit code {done.code}\n{done.stderr[-1500:]}"
+            assert done.code in self.command.codes, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
         assert any(done.code == 0 for done in ended), where + ended[0].stderr
         assert not temporary_files(folder), where + f"{temporary_files(folder)} left"
@@ -237,6 +307,10 @@ class Bench:
 
     def _check_outputs(self, folder: Path, where: str, complete: bool) -> None:
         found = self._outputs(folder)
+        if complete and self.command.verify is not None:
+            self.command.verify(folder)
+        if complete and self.command.grows:
+            return
         if complete:
             assert found.keys() == self.after.keys(), where + f"{found.keys() ^ self.after.keys()}"
         elif not self.command.partial:

@@ -310,6 +310,25 @@ def test_excessive_updates_are_stuck_if_nothing_was_learnt_yet(update_ratio: flo
     assert {v.kind for v in verdicts} == {"", kind}
 
 
+@pytest.mark.parametrize(("n_steps", "kind"), [(160, "stuck"), (400, "")])
+def test_updates_that_cannot_move_the_weights_by_their_norm_in_the_run_are_too_small(n_steps: int, kind: str) -> None:
+    """The loss falls, but too slowly for the length of the run: eps 0.01 with a loss per token."""
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=60)))
+    guard.record_update_ratio(0.01)
+    losses = [3.2 * 0.9975**i for i in range(90)]
+    verdicts = [
+        guard.judge(StepMetrics(v, 1.0, v / math.log(41), 0.5, 25, 0.6), 1e-3, n_steps - i)
+        for i, v in enumerate(losses)
+    ]
+    assert {v.kind for v in verdicts} == {"", kind}
+    if kind:
+        verdict = next(v for v in verdicts if v.kind)
+        assert (verdict.remedy, "too small to learn in 160 steps" in verdict.reason) == ("raise", True)
+        assert guard.lower_eps(0.01, 4e-4) == 1e-8
+    else:
+        assert guard.lower_eps(0.01, 4e-4) is None
+
+
 def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
     """Run one trial of a search: the loss is lowest at the scale `best`."""
     while True:
@@ -350,6 +369,29 @@ def test_early_search_decides_by_longer_trials(n_left: int, best_of_long_trials:
     assert lengths == [200] * 4 + ([600, 600] if n_left > 500 else [])
     assert scale == chosen
     assert guard.n_judged == 0  # judged like a new run
+
+
+@pytest.mark.parametrize(
+    ("measured", "tried", "chosen"),
+    [
+        (0.02, [3.0, 10.0, 30.0, 90.0, 270.0], 90.0),  # the best scale is at the edge of the range, which is extended
+        (0.05, [3.0, 10.0, 30.0], 30.0),  # its updates are already as large as those of a healthy run
+    ],
+)
+def test_search_upwards_continues_while_the_highest_scale_is_the_best(
+    measured: float, tried: list[float], chosen: float
+) -> None:
+    guard = Guard(GuardSettings(stuck=StuckSettings(patience=120)))
+    run_stuck(guard, 2.9e-3)
+    scale, scales = guard.after_rewind(True, 1.0, 1000), []
+    while guard.search.is_active:
+        scales.append(scale)
+        guard.record_update_ratio(measured)
+        verdict = trial_losses(guard, 90.0, scale)
+        assert verdict.lr_scale is not None
+        scale = verdict.lr_scale
+    assert scales[: len(tried)] == tried and scale == chosen
+    assert scales[len(tried) :] == ([] if chosen == tried[-1] else [90.0, 270.0])  # longer trials with the next higher
 
 
 def test_longer_trials_that_tie_take_the_lower_learning_rate() -> None:

@@ -22,7 +22,7 @@ COMMANDS = (  # in the order of the workflow; every command has a module of its 
     *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
-    *("check-encoder", "new", "verify", "export-data", "falcon", "cite"),
+    *("check-encoder", "new", "verify", "export-data", "falcon", "cite", "card", "push", "load"),
 )
 
 SPLITS = ("val", "test", "dev", "train")

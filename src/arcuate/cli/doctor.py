@@ -9,6 +9,7 @@ from rich.text import Text
 
 from arcuate.cli.app import Json, app
 from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
+from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.insight.doctor import Diagnosis
@@ -25,10 +26,10 @@ def doctor(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with the curves to this file.")] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
+        bool, typer.Option("--allow-pickle", help="Accept a pickle file; nothing in it is executed.")
     ] = False,
     fix: Annotated[
-        Path | None, typer.Option(help="Write a recipe with the remedy, which extends that of the run, to this file.")
+        Path | None, typer.Option(help="Write a recipe that extends that of the run with the remedy to this file.")
     ] = None,
     try_it: Annotated[
         bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")
@@ -46,6 +47,8 @@ def doctor(
     from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
     from arcuate.insight.doctor.remedy import check_remedy_file
 
+    if out_folder is not None and not try_it:
+        raise UserError("--out names the folder of the run that --try trains: give --try too, or leave --out out")
     check_remedy_file(fix)
     with progress(f"reading {path}") as report:
         diagnosis = diagnose(
@@ -95,7 +98,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     if diagnosis.runs:
         _print_runs(diagnosis)
     if diagnosis.causes:
-        out.print("\nlikely causes, the most likely first")
+        out.print("\nlikely causes, most likely first")
         for i, cause in enumerate(diagnosis.causes, start=1):
             out.print(Padding(Text(f"{i}. {cause.cause}: {cause.because}"), (0, 0, 0, 2)))
             out.print(Padding(Text(f"try {cause.change}", style="dim"), (0, 0, 0, 5)))

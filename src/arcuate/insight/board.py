@@ -1,9 +1,10 @@
-"""`prepare_board`: one local page for all runs of a folder, which follows runs while they train."""
+"""`prepare_board`: a local web page of all runs in a folder, updated while they train."""
 
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,17 +23,17 @@ from arcuate.insight.render import environment, make_figure, render, style_sheet
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import RunEntry, find_parent, find_runs, read_entry, value_text
-from arcuate.live.clients import TOKEN_COOKIE, Access, is_local, make_access
+from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
 
-_REFRESH_S = 0.7  # between two looks at the folder
-_FIRST_S = 0.8  # time for the first, incomplete rows of a large folder
-_ACTIVE_S = 90.0  # a run whose log grew this recently is training
-_CURVE_POINTS = 40  # of the small curve in a row
+_REFRESH_S = 0.7  # seconds between scans of the folder
+_FIRST_S = 0.8  # seconds spent on the first, incomplete rows of a large folder
+_ACTIVE_S = 90.0  # a run whose log was written this recently is still training
+_CURVE_POINTS = 40  # points in the sparkline of a row
 _MAX_SELECTED = 24
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 _POLICY = (
@@ -40,14 +41,21 @@ _POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
+# Of a page stored with runs, which may come from elsewhere: its scripts run apart from the board and load nothing.
+_STORED_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_MAX_PAGE_BYTES = 2**27
+
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One run of the board. `complete` is false until its verdict and parent are known."""
+    """One run on the board; `complete` is false until its verdict and parent have been computed."""
 
     name: str
     started: str = ""
-    state: str = ""  # training, finished, or why the training is not complete
+    state: str = ""  # training, finished, or why training did not complete
     verdict: str = ""
     steps: int | None = None
     planned: int | None = None
@@ -74,8 +82,8 @@ _Signature = tuple[tuple[int, int], ...]
 
 
 @dataclass
-class _Known:
-    """What is known about one run folder in one state of its files."""
+class _CachedRun:
+    """The row of one run folder, valid while the signature of its files is unchanged."""
 
     signature: _Signature
     row: BoardRow
@@ -84,17 +92,17 @@ class _Known:
 
 @dataclass
 class Board:
-    """The runs of a folder. A thread keeps the rows up to date; `version` grows with every change."""
+    """The runs of a folder. A thread keeps the rows up to date; `version` increases with every change."""
 
     folder: Path
     version: int = 0
-    _known: dict[Path, _Known] = field(default_factory=dict, repr=False)
+    _cache: dict[Path, _CachedRun] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _thread: threading.Thread | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,32 +110,37 @@ class Board:
         if self._thread is not None:
             self._thread.join()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended by an error, so that the rows are out of date."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
+
     def rows(self) -> list[BoardRow]:
-        """All rows, the latest run first."""
+        """All rows, latest run first."""
         with self._lock:
-            rows = [known.row for known in self._known.values()]
+            rows = [known.row for known in self._cache.values()]
         return sorted(rows, key=lambda row: (row.started, row.name), reverse=True)
 
     def run(self, name: str) -> Run:
-        """A run of this board by its name; other paths cannot be reached."""
+        """Look up a run by its name on the board; paths outside the folder cannot be reached."""
         with self._lock:
-            found = next((path for path, known in self._known.items() if known.row.name == name), None)
+            found = next((path for path, known in self._cache.items() if known.row.name == name), None)
         if found is None:
             raise UserError(f"the board has no run {name!r:.80}")
         return Run(found)
 
     def refresh(self, deadline: float | None = None) -> None:
-        """Update the rows of runs that are new or changed; first all that can be read quickly, then the rest."""
+        """Update the rows of new and changed runs: first the parts that can be read quickly, then the rest."""
         paths = self._list()
         changed: list[tuple[Path, _Signature]] = []
         with self._lock:
-            gone = self._known.keys() - set(paths)
+            gone = self._cache.keys() - set(paths)
             for path in gone:
-                del self._known[path]
+                del self._cache[path]
             self.version += bool(gone)
         for path in paths:
             signature = _signature(path)
-            known = self._known.get(path)
+            known = self._cache.get(path)
             if known is not None and known.signature == signature and known.row.complete:
                 if known.row.state == "training" and not _is_active(path):
                     changed.append((path, signature))
@@ -135,16 +148,16 @@ class Board:
             changed.append((path, signature))
         first = time.monotonic() + _FIRST_S
         for path, signature in changed:
-            if path not in self._known or self._known[path].signature != signature:
+            if path not in self._cache or self._cache[path].signature != signature:
                 name = self._name(path)
-                before = self._known.get(path)
+                before = self._cache.get(path)
                 row = _quick_row(path, name, before.row if before else None) if time.monotonic() < first else None
-                self._put(path, _Known((), row or BoardRow(name)))
+                self._put(path, _CachedRun((), row or BoardRow(name)))
         for path, signature in changed:
             if self._stop.is_set() or (deadline is not None and time.monotonic() > deadline):
                 return
             entry = read_entry(path, self._name(path))
-            self._put(path, _Known(signature, _full_row(entry, self._earlier(entry)), entry))
+            self._put(path, _CachedRun(signature, _full_row(entry, self._earlier(entry)), entry))
 
     def _list(self) -> list[Path]:
         try:
@@ -153,20 +166,21 @@ class Board:
             return []
 
     def _name(self, path: Path) -> str:
-        return path.resolve().name if path == self.folder else str(path.relative_to(self.folder))
+        name = path.resolve().name if path == self.folder else str(path.relative_to(self.folder))
+        return name.encode("utf-8", "backslashreplace").decode()  # an address cannot hold other bytes
 
     def _earlier(self, entry: RunEntry) -> list[RunEntry]:
-        others = [known.entry for known in self._known.values() if known.entry is not None]
+        others = [known.entry for known in self._cache.values() if known.entry is not None]
         key = lambda e: (not e.started, e.started, e.name)
         return sorted((e for e in others if key(e) < key(entry)), key=key)[-60:]  # the search is quadratic
 
-    def _put(self, path: Path, known: _Known) -> None:
+    def _put(self, path: Path, known: _CachedRun) -> None:
         with self._lock:
-            before = self._known.get(path)
-            self._known[path] = known
+            before = self._cache.get(path)
+            self._cache[path] = known
             self.version += before is None or before.row != known.row
 
-    def _follow(self) -> None:
+    def _watch(self) -> None:
         while not self._stop.is_set():
             try:
                 self.refresh()
@@ -176,13 +190,13 @@ class Board:
 
 
 def _sweep_folder(path: Path) -> Path | None:
-    """The folder of the sweep that a run is a trial of."""
+    """Folder of the sweep that a run belongs to, if any."""
     parents = path.resolve().parents
     return next((folder for folder in parents[:2] if (folder / "sweep.json").is_file()), None)
 
 
 def _signature(path: Path) -> _Signature:
-    """Modification times and sizes of the files behind a row."""
+    """Modification times and sizes of the files that a row is computed from."""
     run = Run(path)
     files = (run.recipe_file, run.environment_file, run.metrics_file, run.incidents_file, run.calibration_file)
     parts = []
@@ -203,7 +217,7 @@ def _is_active(path: Path) -> bool:
 
 
 def _quick_row(path: Path, name: str, before: BoardRow | None) -> BoardRow:
-    """What the log and environment.json say, without verdict and parent; those of an earlier look are kept."""
+    """The row from the log and environment.json alone; verdict and parent are kept from the previous scan."""
     run = Run(path)
     try:
         rows, facts = run.metrics(), run.environment()
@@ -275,45 +289,38 @@ class PreparedBoard:
 
     board: Board
     access: Access
-    port: int
+    listener: socket.socket
 
     @property
     def url(self) -> str:
-        host = self.access.host
-        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
-        return f"http://{name}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
+        return self.access.page_url(port_of(self.listener))
 
     def run(self) -> None:
-        import uvicorn
+        from arcuate.live.web import bounded_config, run_until_signal
 
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        config = uvicorn.Config(
-            make_app(self.board, self.access),
-            host=self.access.host,
-            port=self.port,
-            log_level="warning",
-            timeout_graceful_shutdown=2,
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run()
+        run_until_signal(bounded_config(make_app(self.board, self.access)), self.listener)
 
 
 def prepare_board(
     folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = 8766, token: str | None = None
 ) -> PreparedBoard:
-    """Check the options of the board of a folder; the folder may be empty, runs appear when they start."""
+    """Check the options of the board. The folder may be empty; runs appear when they start."""
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate board runs")
-    return PreparedBoard(Board(folder), make_access(host, token), port)
+        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate board runs")
+    access = make_access(host, token)
+    return PreparedBoard(Board(folder), access, bind(host, port))
 
 
 def make_app(board: Board, access: Access) -> "FastAPI":
-    """The page, its data, and the pages of single runs, which are rendered on demand."""
+    """Create the app: the page, its data, and the pages of single runs, rendered on demand."""
     from fastapi import FastAPI, Query, Request, Response
-    from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from fastapi.responses import HTMLResponse, PlainTextResponse
+
+    from arcuate.live.web import given_tokens, json_response
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
@@ -333,7 +340,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
             headers.get("origin"), headers.get("host")
         ):
             return PlainTextResponse("unknown host name or origin", 403)
-        if not _has_token(access, request):
+        if not access.accepts_viewer(*given_tokens(request)):
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
         response.headers.update(_HEADERS)
@@ -344,12 +351,13 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.exception_handler(UserError)
     async def explain(_: Request, error: UserError) -> Response:
-        return JSONResponse({"error": str(error)}, 404)
+        return json_response({"error": str(error)}, 404)
 
     def page(make: Callable[[], str]) -> Response:
         with rendering:
             text = make()
-        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'none'"})  # and that of the page
+        # The pages carry their own policy in a meta tag, which cannot set frame-ancestors.
+        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
     @app.get("/")
     def index() -> Response:
@@ -365,18 +373,20 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/api/runs")
     def runs(version: int = -1) -> Response:
+        if board.has_failed:
+            return json_response({"error": "the board has stopped reading runs; see its output and restart it"}, 503)
         if version == board.version:
-            return JSONResponse({"version": board.version})
-        return JSONResponse({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
+            return json_response({"version": board.version})
+        return json_response({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
-        return JSONResponse(overlay(board, run))
+        return json_response(overlay(board, run))
 
     @app.get("/api/compare")
     def compare_runs(run: list[str] = Query()) -> Response:
         found = compare(*_selected(board, run), evaluate_missing=False)
-        return JSONResponse({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
+        return json_response({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
 
     @app.get("/compare")
     def comparison(run: list[str] = Query()) -> Response:
@@ -394,8 +404,10 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     def ablation(run: str) -> Response:
         file = board.run(run).path.resolve().parent.parent / "ablation.html"
         if not (file.parent / "experiment.json").is_file() or not file.is_file():
-            raise UserError(f"{run} is not part of an ablation with a page")
-        return page(lambda: file.read_text("utf-8"))
+            raise UserError(f"{run} is not part of an ablation that has a page")
+        if file.stat().st_size > _MAX_PAGE_BYTES:
+            raise UserError(f"the page of the ablation of {run} is too large")
+        return HTMLResponse(file.read_text("utf-8", "replace"), headers={"Content-Security-Policy": _STORED_POLICY})
 
     @app.get("/sweep")
     def sweep(run: str) -> Response:
@@ -428,11 +440,6 @@ def _selected(board: Board, names: Sequence[str]) -> list[Run]:
     if len(names) > _MAX_SELECTED:
         raise UserError(f"{len(names)} runs are selected; select at most {_MAX_SELECTED}")
     return [board.run(name) for name in names]
-
-
-def _has_token(access: Access, request: "Request") -> bool:
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return access.accepts_viewer(request.query_params.get("token"), request.cookies.get(TOKEN_COOKIE), bearer)
 
 
 def _asset(name: str) -> str:

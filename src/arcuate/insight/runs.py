@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import Change
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
@@ -38,7 +38,7 @@ class LogSummary:
     best_step: int | None = None
     last_per: float | None = None
     seconds: float | None = None
-    best_wer: float | None = None  # of any validation, with validate.words
+    best_wer: float | None = None  # lowest WER of any validation, with validate.words
     validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
 
 
@@ -98,7 +98,7 @@ class RunEntry:
         stated = self.environment.get("lineage")
         if isinstance(stated, list):
             return [str(name) for name in stated]
-        recipe = self.recipe  # of an earlier version, which recorded the packaged ancestor only
+        recipe = self.recipe  # earlier versions recorded only the packaged ancestor
         return [name for name in (recipe.name, recipe.extends) if name] if recipe else []
 
     @property
@@ -223,7 +223,7 @@ def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunLis
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in and below a folder, sorted; run folders inside a run folder are not searched."""
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate runs runs")
+        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate runs runs")
     found = sorted(_search(folder, 0), key=str)
     if not found:
         raise UserError(
@@ -332,8 +332,12 @@ def _read_summaries(run: Run) -> dict[str, dict[str, Any]]:
 def _count_lines(path: Path) -> int:
     if not path.exists():
         return 0
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
+    try:
+        check_regular(path)
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 # Parents: the run or recipe that a run is compared with.

@@ -5,11 +5,8 @@ Modules that import torch are imported after the options are checked.
 
 import dataclasses
 import gc
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,25 +16,25 @@ from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
+from arcuate.decoding.exported.archive import is_export
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
-from arcuate.live.clients import is_local, make_access
+from arcuate.live.clients import bind, make_access, port_of
 from arcuate.live.config import DecoderOptions, LiveSettings
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import logger
+from arcuate.run import Run
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from arcuate.live.server import LiveServer
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import ReplayTrials
 
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class ServeResult:
 
     n_sentences: int
     recording: Path | None
-    store: Path | None  # of the recorded sentences, if there are any
+    store: Path | None  # store of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
         return {key: to_json_value(value) for key, value in vars(self).items()}
@@ -61,27 +58,21 @@ class PreparedServer:
 
     @property
     def port(self) -> int:
-        return int(self.listener.getsockname()[1])
+        return port_of(self.listener)
 
     @property
     def url(self) -> str:
         """Address of the page."""
-        return self._address("http", "", self.live.access.token)
+        return self.live.access.page_url(self.port)
 
     @property
     def send_url(self) -> str:
         """Address for bins, with `--source socket`."""
-        return self._address("ws", "frames", self.live.access.send_token)
-
-    def _address(self, scheme: str, path: str, token: str | None) -> str:
-        host = self.live.access.host
-        name = "localhost" if is_local(host) else f"[{host}]" if ":" in host else host
-        return f"{scheme}://{name}:{self.port}/{path}" + (f"?token={token}" if token else "")
+        return self.live.access.send_url(self.port)
 
     def run(self) -> ServeResult:
-        import uvicorn
-
         from arcuate.live.server import make_config
+        from arcuate.live.web import run_until_signal
 
         sys.setswitchinterval(0.001)  # bounds how long the decoding thread waits for other threads
         gc.collect()
@@ -89,7 +80,7 @@ class PreparedServer:
         if self.live.source is None:
             logger.info(f"send bins to {self.send_url}")
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        _run_until_signal(uvicorn.Server(make_config(self.live)), self.listener)
+        run_until_signal(make_config(self.live), self.listener)
         if self.live.session.error:
             raise UserError(self.live.session.error)
         recorder, n_sentences = self.live.session.recorder, self.live.session.n_sentences
@@ -146,7 +137,7 @@ def prepare_server(
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     access = make_access(host, token, send_token)
-    listener = _bind(host, port)
+    listener = bind(host, port)
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay, seed_statistics
 
@@ -167,7 +158,8 @@ def prepare_server(
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), listener)
+    reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
+    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
@@ -186,7 +178,7 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
     if session is not None and folder is None:
-        raise UserError("--record-session names the recorded session; name a folder with --record too")
+        raise UserError("--record-session requires --record FOLDER")
     if session is not None and not is_safe_name(session):
         raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
     if folder is not None:
@@ -218,19 +210,6 @@ def _read_settings(path: Path) -> LiveSettings:
     return parse_settings(LiveSettings, tree, str(path), noun="live settings")
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Take the port before loading, which takes a while; port 0 takes any free one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # else another server could take the port meanwhile
-    except OSError as error:
-        listener.close()
-        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
-    return listener
-
-
 def _make_source(
     name: str, session: "LiveSession", replay: "ReplayTrials | None", speed: float, stream: str | None, redis: str
 ) -> Source | None:
@@ -254,19 +233,3 @@ def _make_source(
         session.subscribers.append(logits.on_event)
         return logits
     return None  # bins arrive through the WebSocket /frames
-
-
-def _run_until_signal(server: "uvicorn.Server", listener: socket.socket) -> None:
-    """Serve until interrupted or terminated; both end normally, after the recording is complete."""
-
-    @contextmanager
-    def capture_signals() -> Iterator[None]:
-        before = {which: signal.signal(which, server.handle_exit) for which in _STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for which, handler in before.items():
-                signal.signal(which, handler)
-
-    server.capture_signals = capture_signals  # type: ignore[method-assign]
-    server.run([listener])

@@ -8,15 +8,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arcuate.data.alphabet import BLANK, encode, token_groups
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
 from arcuate.live.config import LiveSettings
@@ -26,14 +26,13 @@ from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay
 from arcuate.live.sources.socket import BinReceiver
 from arcuate.live.sources.streams import RedisLogits
+from arcuate.live.web import bounded_config, given_tokens, json_response
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
 _POLICY = 1008  # WebSocket close code of the standard: policy violation
-_REQUEST_S = 10.0  # longest time to send a request
-_MORE_CONNECTIONS = 64  # beyond those of the viewers: the rig, health checks, reloaded pages
-_DRAIN_S = 3.0  # at the end: time to decode what is queued
-_PING_S = 10.0  # a client that answers no ping for as long is disconnected
+_DRAIN_S = 3.0  # time to decode the queued bins at shutdown
+_PING_S = 10.0  # a client that does not answer a ping within this time is disconnected
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -45,7 +44,7 @@ MakeSource = Callable[[LiveSession], Source | None]
 
 
 class LiveServer:
-    """State behind the routes: session, source and viewers. Threads start with the server."""
+    """State shared by the routes: session, source and viewers. Threads start with the server."""
 
     def __init__(
         self,
@@ -54,6 +53,7 @@ class LiveServer:
         access: Access,
         make_source: MakeSource,
         recorder: Recorder | None = None,
+        error_reference: ErrorReference | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -62,7 +62,7 @@ class LiveServer:
         self.receiver = BinReceiver(limits)
         self.broadcaster = Broadcaster(None, limits.viewers, limits.queue)
         self.broadcaster.restore(recorder.finals if recorder else [])
-        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder)
+        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder, error_reference)
         self.source = make_source(self.session)
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class LiveServer:
 
     def _queue_command(self, name: str) -> None:
         if not self.session.put(Command(name), wait=False):
-            raise UserError(f"decoding is behind and {name!r} was not executed; try again")
+            raise UserError(f"{name!r} was not executed because decoding lags behind; try again")
 
     def _publish_replay(self) -> None:
         if isinstance(self.source, Replay):
@@ -124,7 +124,7 @@ def make_app(live: LiveServer) -> FastAPI:
         given = request.query_params.get("token")
         if not live.access.allows_host(request.headers.get("host")):
             return PlainTextResponse("unknown host name", 403)
-        accepted = live.access.accepts_viewer(*_given_tokens(request))
+        accepted = live.access.accepts_viewer(*given_tokens(request))
         if not accepted and request.url.path != "/healthz":
             return PlainTextResponse("a token is required: open the address that the server printed", 401)
         response = await call_next(request)
@@ -138,7 +138,7 @@ def make_app(live: LiveServer) -> FastAPI:
         return FileResponse(_PAGE / "index.html")
 
     @app.get("/healthz")
-    def health() -> JSONResponse:
+    def health() -> Response:
         session = live.session
         status = session.health
         body = {
@@ -151,11 +151,11 @@ def make_app(live: LiveServer) -> FastAPI:
             "viewers": len(live.broadcaster.viewers),
             **session.latency.summary(),
         }
-        return JSONResponse(body, 200 if status == "ok" else 503)
+        return json_response(body, 200 if status == "ok" else 503)
 
     @app.get("/info")
-    def info() -> JSONResponse:
-        return JSONResponse(_model_info(live.decoder, live.source, live.settings))
+    def info() -> Response:
+        return json_response(_model_info(live.decoder, live.source, live.settings))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -169,76 +169,29 @@ def make_app(live: LiveServer) -> FastAPI:
         if live.source is None:
             await live.receiver.serve(live.session, socket)
         else:
-            await socket.close(_POLICY, "this server decodes another source; start it with --source socket")
+            await socket.close(_POLICY, "this server does not accept bins; start it with --source socket")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
     return app
 
 
-class _BoundedHttp(H11Protocol):
-    """HTTP connections that must send their request in time, and of which there are not too many.
-
-    uvicorn waits for the rest of a request for ever, so a client could hold all connections open.
-    """
-
-    max_connections = _MORE_CONNECTIONS
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.close()
-        else:
-            self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_watching()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """Start the timer if a request is expected or incomplete, stop it if one is being answered."""
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering or self.transport.get_protocol() not in (self, None):  # else it has become a WebSocket
-            self._stop_watching()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(_REQUEST_S, self.transport.abort)
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 def make_config(live: LiveServer) -> uvicorn.Config:
     """The web server's configuration, with limits on clients."""
     limits = live.settings.limits
-    http = type("BoundedHttp", (_BoundedHttp,), {"max_connections": limits.viewers + _MORE_CONNECTIONS})
-    return uvicorn.Config(
+    return bounded_config(
         make_app(live),
-        http=http,
-        log_level="warning",
-        ws_max_size=2 * limits.message_bytes,  # a message that is a little too large is answered with a sentence
+        limits.viewers,
+        ws_max_size=2 * limits.message_bytes,  # so that a message slightly above the limit gets an error message
         ws_max_queue=64,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
-        timeout_graceful_shutdown=2,
     )
-
-
-def _given_tokens(client: Request | WebSocket) -> tuple[str | None, ...]:
-    """Tokens in the address, the cookie and the header."""
-    bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
-    return client.query_params.get("token"), client.cookies.get(TOKEN_COOKIE), bearer
 
 
 async def _accept(access: Access, socket: WebSocket, accepts: Callable[..., bool]) -> bool:
     """Accept a WebSocket, or close it if host, origin or token are not allowed."""
     host, origin = socket.headers.get("host"), socket.headers.get("origin")
-    if access.allows_host(host) and access.allows_origin(origin, host) and accepts(*_given_tokens(socket)):
+    if access.allows_host(host) and access.allows_origin(origin, host) and accepts(*given_tokens(socket)):
         await socket.accept()
         return True
     await socket.close(_FORBIDDEN)
@@ -257,7 +210,7 @@ async def _serve_viewer(live: LiveServer, socket: WebSocket) -> None:
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:  # if one direction ends, both do: a page that receives nothing must notice it and connect again
+    finally:  # if one direction ends, end both, so that the page notices and reconnects
         live.broadcaster.leave(viewer)
         for task in tasks:
             task.cancel()

@@ -110,7 +110,10 @@ def diagnose(
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
     file = read_logs(Path(path), allow_pickle)
     checked = DataCheck()
-    if (check_store or check_labels) and len(file.logs) == 1 and (run := file.logs[0].run_path) is not None:
+    run = file.logs[0].run_path if len(file.logs) == 1 else None
+    if run is None and (check_labels or data is not None):
+        raise UserError(f"{path} is not an arcuate run folder: its data are unknown, so they cannot be checked")
+    if (check_store or check_labels) and run is not None:
         checked = check_data(run, data=data, decode_training=check_labels, progress=progress)
         file = replace(file, logs=(replace(file.logs[0], n_train=checked.n_train),))
     runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
