@@ -19,7 +19,7 @@ from arcuate.models.model import Model, build_on_meta
 
 CONFIG_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.json"  # of a training checkpoint, in the same folder
+STATE_FILE = "state.json"  # state of a training checkpoint, in the same folder
 _MAX_CONFIG_BYTES = 4_000_000
 _MAX_STATE_BYTES = 2**28
 _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}

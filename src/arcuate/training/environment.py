@@ -1,4 +1,4 @@
-"""What a run trains on: versions and platform, mixed precision of the device, and the processes that train together."""
+"""Environment of a run: versions and platform, mixed precision of the device, and distributed processes."""
 
 import os
 import platform
@@ -64,7 +64,7 @@ def _git_revision() -> str | None:
 
 # --- mixed precision: probed on the device, and not used if it does not run or is slower ----------------------
 
-_MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
+_MAX_RELATIVE_TIME = 0.9  # largest time relative to fp32 at which mixed precision is used on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
