@@ -68,6 +68,7 @@ def test_a_pushed_run_is_loaded_with_equal_outputs(run: Path, hub: Hub) -> None:
 
 def test_a_downloaded_run_is_evaluated_on_a_store(run: Path, hub: Hub) -> None:
     push(run, "lab/t15")
+    assert write_card("hf:lab/t15").n_results == 1  # the results of the run are still those of its checkpoint
     found = evaluate("hf:lab/t15", data=GOLDEN / "store")
     assert found.per == pytest.approx(json.loads((run / "results/val.json").read_text("utf-8"))["per"])
     with pytest.raises(UserError, match="does not record where its store is"):
