@@ -209,7 +209,7 @@ class _StopAt(Callback):
 def test_check_encoder_finds_what_is_wrong(lab: str) -> None:
     assert check_encoder(f"{lab}:Linear", {"width": 8}).passed
     broken = check_encoder(f"{lab}:Linear", ["shift=1"])  # frames of the future
-    failed = {law.law for law in broken.laws if law.passed is False}
+    failed = {check.name for check in broken.checks if check.passed is False}
     assert failed >= {"padding changes nothing", "streaming equals offline"} and not broken.passed
 
 
@@ -277,7 +277,7 @@ def test_recipe_skeleton_loads(tmp_path: Path) -> None:
 
 
 def test_names_of_skeletons_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="small letters"):
+    with pytest.raises(UserError, match="lower-case letters"):
         new("encoder", "My Encoder", tmp_path)
     with pytest.raises(UserError, match="encoder, reader, recipe"):
         new("loss", "mine", tmp_path)

@@ -156,7 +156,7 @@ def download(
 
 
 def _cache_folder(repository: str, commit: str) -> Path:
-    """Folder in the cache; it is called like the repository, because its name is the name of the run."""
+    """Folder in the cache; it has the name of the repository, because its name is the name of the run."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arcuate" / "hub"
     return base / repository.replace("/", "--") / commit / repository.split("/")[1]
 
@@ -233,7 +233,7 @@ def hub_client() -> Iterator[Any]:
 
 @contextmanager
 def explain_errors(name: HubName) -> Iterator[None]:
-    """Failures of the client as user errors. What a server answers is not quoted: it could repeat the token."""
+    """Convert errors of the client to user errors. Responses are not quoted, because they could contain the token."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

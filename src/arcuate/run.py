@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
-from arcuate.hub import local_path
+from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
@@ -20,7 +21,7 @@ _INITIAL_FILES = {  # content of a run folder before the first step
     *("checkpoints", "results", "tensorboard", "wandb", JOB_FOLDER),
 }
 BUSY = "another process is training into"  # start of the message
-WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
+WORDS_LABEL = "words"  # label of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
@@ -66,7 +67,7 @@ class Run:
         return self.path / "results" / f"{split}{middle}.{ending}"
 
     def measurement_file(self, kind: str, split: str) -> Path:
-        """A measurement besides the evaluations, such as `floor` or `robustness`: the latest one of a split."""
+        """The latest measurement of a kind such as `floor` or `robustness` on a split."""
         return self.path / "results" / kind / f"{split}.json"
 
     def recipe_tree(self) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def open_run(run: RunLike) -> Run:
         raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
-        seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""
+        seeds = f"; it contains runs of several seeds, give one of them, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
 
@@ -138,6 +139,20 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     known = sorted(p.name for p in complete if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"
     raise UserError(f"{path} has no checkpoint {which!r}; {found}")
+
+
+def split_parent(parent: str) -> tuple[Path, str]:
+    """Split RUN@WHICH. The name of a folder may contain an @, so an existing folder is not split."""
+    path, _, which = parent.rpartition("@")
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+        return Path(parent), "best"
+    return Path(path), which or "best"
+
+
+def absolute_parent(parent: str) -> str:
+    """RUN@WHICH with an absolute path, as environment.json records it."""
+    path, which = split_parent(parent)
+    return f"{path if is_hub_name(path) else path.resolve()}@{which}"
 
 
 def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], resume: bool = False) -> Run:
@@ -189,7 +204,7 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
 def unfinished_reason(run: Run) -> str | None:
     """Why the training of a run is not complete, such as "stopped at step 150 of 600"; None if it is.
 
-    An imported model has no training and is complete. Without checkpoints, the log decides.
+    An imported model has no training and is complete. Without checkpoints, it is derived from the log.
     """
     if not run.recipe_file.is_file():
         return None

@@ -34,11 +34,11 @@ def decode(
     scores: ScoresPath,
     file: Annotated[
         Path | None,
-        typer.Argument(help="After the word `logits`: a file of logits of another program (.npz, .npy, .mat, .pkl)."),
+        typer.Argument(help="With `logits` as the first argument: logits of another program (.npz, .npy, .mat, .pkl)."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="JSON lines to write, one per trial; by default in the folder of a run."),
+        typer.Option("--out", help="JSON lines file to write, one line per trial; default: in the run folder."),
     ] = None,
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
@@ -56,14 +56,16 @@ def decode(
     llm: Annotated[
         Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
     ] = None,
-    llm_every: Annotated[int, typer.Option(min=1, max=100, help="With --llm: words between its scores.")] = 2,
+    llm_every: Annotated[
+        int, typer.Option(min=1, max=100, help="With --llm: score the beam every this many words.")
+    ] = 2,
     alpha: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
+        float, typer.Option(min=0.0, max=1.0, help="With --llm: its weight in the language-model score.")
     ] = 0.5,
     reject_below: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Mark sentences as rejected if the probability that they are right is lower."
+            min=0.0, max=1.0, help="Mark sentences as rejected if their probability of being correct is lower."
         ),
     ] = None,
     checkpoint: Annotated[
@@ -80,7 +82,7 @@ def decode(
         scores = file
     if out is None and not is_hub_name(scores) and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
-            "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
+            "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )
     with progress("loading") as report:
         transcription = decode_words(
@@ -108,7 +110,7 @@ def decode(
 
 
 def print_transcription(transcription: "Transcription") -> None:
-    """Print the first texts, error rates and cost."""
+    """Print the first texts, error rates and computation time."""
     for transcript in transcription[:3]:
         stdout.print(f"  {transcript.text}", soft_wrap=True, markup=False)
     stdout.print(transcription.summary(), soft_wrap=True)

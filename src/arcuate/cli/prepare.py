@@ -42,11 +42,11 @@ def prepare(
         ),
     ] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that says which column of an NWB file is what; see --describe.")
+        Path | None, typer.Option(help="YAML file that maps the columns of an NWB file; see --describe.")
     ] = None,
     describe: Annotated[
         bool,
-        typer.Option("--describe", help="Print what is inside one HDF5, NWB or MATLAB file, and a mapping for it."),
+        typer.Option("--describe", help="Print the contents of one HDF5, NWB or MATLAB file, and a suggested mapping."),
     ] = False,
     targets: Annotated[
         str | None,
@@ -65,7 +65,7 @@ def prepare(
         print_description(source, as_json)
         return
     if store is None:
-        raise UserError("name the folder to write the store to: arcuate prepare SOURCE STORE")
+        raise UserError("STORE is missing; give the folder to write: arcuate prepare SOURCE STORE")
     with progress("scanning files") as report_progress:
         if dry_run:
             report = inspect_source(source, features=features, layout=layout, mapping=mapping, progress=report_progress)

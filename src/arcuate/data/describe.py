@@ -1,4 +1,4 @@
-"""What is inside an HDF5, NWB or MATLAB file, and a guess of the mapping for `arcuate prepare --layout nwb`."""
+"""List the contents of an HDF5, NWB or MATLAB file, and guess a mapping for `arcuate prepare --layout nwb`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class FileDescription:
         return {"file": str(self.path), "entries": entries, "mapping": mapping, "notes": list(self.notes)}
 
     def mapping_text(self) -> str:
-        """The mapping as YAML with the meaning of every entry, to save and edit."""
+        """The mapping as YAML with a comment on every entry, to save and edit."""
         if self.mapping is None:
             return ""
         lines = []
@@ -66,7 +66,7 @@ def describe_file(path: str | Path) -> FileDescription:
     """List the contents of an HDF5, NWB or MATLAB file; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"no file {path}; give one recording, not a folder")
+        raise UserError(f"{path} is not a file; give one recording, not a folder")
     if path.suffix.lower() == ".mat" and not _is_hdf5(path):
         return _describe_mat(path)
     try:
@@ -135,7 +135,7 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
     kinds = {entry.path: entry.kind for entry in entries}
     tables = [path for path in ("intervals/trials", "trials") if f"{path}/start_time" in shapes]
     if not tables:
-        return None, ["no trials table (intervals/trials with start_time) was found, so no mapping is guessed"]
+        return None, ["no trials table (intervals/trials with start_time) was found, so no mapping can be suggested"]
     columns = [path.rpartition("/")[2] for path in shapes if path.rpartition("/")[0] == tables[0]]
     series = [p[: -len("/data")] for p, s in shapes.items() if p.endswith("/data") and s is not None and len(s) == 2]
     series = [p for p in series if kinds[f"{p}/data"][:1] in "fiu" and (shapes[f"{p}/data"] or (0,))[0] > 0]
@@ -150,7 +150,7 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
         notes.append(f"other time series, which `bins` could list as well: {', '.join(others)}")
     text = next((name for name in _TEXT_COLUMNS if name in columns), None)
     if text is None:
-        notes.append(f"no column with the sentence was recognised among {', '.join(columns)}")
+        notes.append(f"none of the columns {', '.join(columns)} was recognised as the sentence")
     block = next((name for name in _BLOCK_COLUMNS if name in columns), None)
     sample = _first_text(data, f"{tables[0]}/{text}") if text else ""
     handwriting = any(mark in sample for mark in _HANDWRITING)

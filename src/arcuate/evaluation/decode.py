@@ -178,7 +178,7 @@ class SearchSource:
     words: Sequence[str] = ()
 
     def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
-        """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
+        """Settings of the file, overridden by the given limits, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
         if self.config is None and exported is not None and exported.has_words:
             stored = {name: value for name, value in asdict(exported.settings).items() if value is not None}
@@ -246,13 +246,15 @@ def decode(
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
 
-    Every word has a confidence, the probability that it is right, and every sentence a probability. `reject_below`
+    Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
     marks sentences whose probability is lower as rejected; their text is kept.
     """
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:
         raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
     if llm is not None and head not in (None, "ctc"):
-        raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
+        raise UserError(
+            f"--llm requires --head ctc, got {head}; rescore the output of other heads with arcuate rescore"
+        )
     if not 0.0 <= alpha <= 1.0 or llm_every < 1:
         raise UserError(f"--alpha must be between 0 and 1 and --llm-every at least 1, not {alpha:g} and {llm_every}")
     head = "ctc" if llm is not None else head
@@ -360,8 +362,7 @@ def open_task(
     search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
-            "none of the classes is a word boundary (SIL, | or similar); if there is one, name it as `boundary` in"
-            " --config"
+            "none of the classes is a word boundary (SIL, | or similar); if there is one, set `boundary` in --config"
         )
     if search.oov_words:
         logger.info(
@@ -411,7 +412,7 @@ def _score_export(
     from arcuate.runtime import Decoder
 
     if trials.data is None:
-        raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
+        raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
     store, layout = Store.open(Path(trials.data)), file.layout
     decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)
@@ -462,7 +463,7 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
         return _Trials(tuple(log_probs), classes, boundary, references)
     transducer = require_transducer(scored.model.transducer, str(path))
     if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
     return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
 

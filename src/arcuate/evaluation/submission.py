@@ -23,7 +23,7 @@ from arcuate.progress import logger
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
-_MAX_TRIALS = 100_000  # of a session
+_MAX_TRIALS = 100_000  # trials per session
 _MAX_TEXT_BYTES = 10_000_000
 _N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?P<split>{'|'.join(SPLITS)})/(?P<number>\d{{1,9}})")

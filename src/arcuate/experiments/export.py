@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from arcuate.models.model import Model
     from arcuate.models.onnx_graphs import ModelGraphs
 
-MAX_INT8_LOSS = 0.002  # PER that int8 may cost; above it, the export recommends fp32
+MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
 _N_COMPARED = 200  # trials on which int8 is compared with fp32
 _EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
@@ -76,7 +76,7 @@ class ExportResult:
     int8: Int8Comparison | None  # None: fp32, or no trials to compare on
 
     def summary(self) -> str:
-        """Size and contents, and what int8 costs: one line each."""
+        """Size and contents, and the PER difference of int8: one line each."""
         words = f"{self.n_words:,} words, {self.lm}" if self.lm else "phonemes only"
         text = (
             f"{self.path}: {self.n_bytes / 1e6:.1f} MB, {self.precision}, {len(self.sessions)} sessions, {words},"
@@ -122,7 +122,7 @@ def export(
     """
     path = Path(out)
     if path.suffix != ".arcx":
-        raise UserError(f"{path} should end in .arcx, by which commands recognise an exported model")
+        raise UserError(f"{path} must end in .arcx, the suffix of exported models")
     if find_spec("onnx") is None:
         raise UserError("exporting needs the onnx package; install with: pip install 'arcuate[export]'")
     check_writable(path, kind=_EXPORTS)
@@ -183,7 +183,7 @@ def write_export(
             " step; train with encoder.bidirectional=false"
         )
     if head != "ctc" and search is not None and model.config.classes != search.classes:
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     index = None if session is None else model.config.sessions.index(session)
     if model.config.settings.front_end.custom is not None:
         raise UserError("a model with a front-end step of its own (front_end.custom) cannot be exported")
@@ -251,7 +251,7 @@ def _describe_states(graph: Any) -> list[dict[str, Any]]:
 
 def _session_members(model: "Model") -> dict[str, Content]:
     layer = model.front_end.session_layer
-    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.weights])
+    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.maps()])
     biases = np.stack([b.detach().float().cpu().numpy() for b in layer.biases])
     return {SESSION_WEIGHTS: weights.astype("<f4").tobytes(), SESSION_BIASES: biases.astype("<f4").tobytes()}
 

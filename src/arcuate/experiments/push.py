@@ -1,9 +1,9 @@
 """`push`: upload a model to the Hugging Face Hub (`arcuate push`).
 
-Uploaded are weights and config of one checkpoint, recipe, training curve, summaries of results, and the model card as
-README.md. Recordings, decoded sentences, optimizer state and logs are not. Paths in settings are reduced to their last
-part, the record of the environment to versions and the description of the data, and a file that still contains a path
-below the home folder is refused.
+The upload contains weights and config of one checkpoint, recipe, training curve, summaries of results, and the model
+card as README.md. It contains no recordings, decoded sentences, optimizer state or logs. Paths in settings are reduced
+to their last part, and the record of the environment to versions and the description of the data. A file that still
+contains a path below the home folder is refused.
 """
 
 import json
@@ -116,7 +116,7 @@ def plan_push(
 
 
 def upload(plan: PushPlan, *, dry_run: bool = False) -> PushResult:
-    """Upload a plan as one commit. An existing public repository is refused if a private one was asked for."""
+    """Upload a plan as one commit. An existing public repository is refused if a private one was requested."""
     if dry_run:
         return PushResult(plan, None, None)
     name = HubName(plan.repository)

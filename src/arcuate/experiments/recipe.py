@@ -51,7 +51,7 @@ class _Identity(Settings):
     purpose: str = Field("", max_length=1000, description="Why the run is made: the question it is meant to answer.")
     target: Target | None = Field(None, description="Success criteria of the run; null = none.")
     compare_with: str | None = Field(
-        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = chosen."
+        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = automatic."
     )
     notes: str = Field("", description="Free text.")
 
@@ -227,7 +227,7 @@ class RecipeDescription:
 
 @dataclass(frozen=True)
 class RecipeComparison:
-    """Differences between two recipes, and warnings about settings that were changed without their partners."""
+    """Differences between two recipes, and warnings about coupled settings that were changed separately."""
 
     a: str
     b: str
@@ -294,9 +294,9 @@ def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeCompari
 def _require_ancestor(name: str) -> str:
     ancestor = official_ancestor(name)
     if ancestor is None:
-        raise UserError(f"recipe {name} does not extend an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} does not extend an official recipe; give a second one to compare with")
     if ancestor == name:
-        raise UserError(f"recipe {name} is an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} is an official recipe; give a second one to compare with")
     return ancestor
 
 
@@ -357,7 +357,7 @@ def list_components(
         if not models:
             settings.append(_describe_setting(field_path, field, value))
     kinds = typing.get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-    kind = kinds[0] if len(kinds) == 1 else None  # several: an ordinary setting
+    kind = kinds[0] if len(kinds) == 1 else None  # with several values, `kind` is an ordinary setting
     description = "" if model is Recipe else inspect.cleandoc(model.__dict__.get("__doc__") or "")
     if settings:
         yield ComponentEntry(path, kind, type(default) is model, description, tuple(settings))
@@ -376,7 +376,7 @@ def to_markdown() -> str:
             title += f", kind `{part.kind}`" + (" (default)" if part.is_default else "")
         earlier = first_path.setdefault((*names, str(part.kind), part.description), part.path)
         if earlier != part.path and part.kind:
-            continue  # the same kinds at a second place
+            continue  # already listed under another path
         lines += [f"## {title}", ""]
         if part.description:
             lines += [part.description, ""]

@@ -38,7 +38,7 @@ from arcuate.errors import UserError
 _VARIABLES = ("tx_feats", "sentences", "blocks")
 _SENTENCE_VARIABLES = ("neuralActivityCube", "numTimeBinsPerSentence", "sentencePrompt", "sentenceBlockNums")
 _MAX_CHANNELS = 65_536
-_FRACTION = 0.1  # of the trials of a session for validation, and for test
+_FRACTION = 0.1  # fraction of the trials of a session for validation, and for test
 _MAX_TRIALS = 100_000
 
 

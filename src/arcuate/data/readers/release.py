@@ -49,7 +49,7 @@ _EXPECTED = (
 class Reader(Protocol):
     """A reader of one layout: finds the files of a release, counts their trials and reads them one by one.
 
-    Readers from outside the package are classes without arguments, registered as entry points of `arcuate.readers`.
+    User-defined readers are classes without arguments, registered as entry points of `arcuate.readers`.
     """
 
     layout: Layout
@@ -62,7 +62,7 @@ class Reader(Protocol):
 
 
 def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Reader:
-    """The reader of a layout other than the two releases: one of the package, or one from outside.
+    """The reader of a layout other than the two releases, built-in or user-defined.
 
     `mapping` is passed to the reader if it is given.
     """
