@@ -9,6 +9,7 @@ import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -99,7 +100,8 @@ def _compare(step: _Step, leaves: Sequence[Tensor], traced: onnx.ModelProto, nam
             frame, *state = step(patch, *state)
         inputs = {_PATCH: patch.numpy()} | dict(zip(names, own, strict=True))
         used = {i.name for i in traced.graph.input}
-        found, *own = graph.run(None, {name: value for name, value in inputs.items() if name in used})
+        outputs: list[Any] = graph.run(None, {name: value for name, value in inputs.items() if name in used})
+        found, own = outputs[0], outputs[1:]
         if not np.allclose(found, frame.numpy(), atol=_TOLERANCE):
             difference = float(np.abs(found - frame.numpy()).max())
             raise _not_exportable(kind, f"the traced step differs by {difference:.2g}: its code depends on values")
