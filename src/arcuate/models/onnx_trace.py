@@ -100,7 +100,7 @@ def _compare(step: _Step, leaves: Sequence[Tensor], traced: onnx.ModelProto, nam
             frame, *state = step(patch, *state)
         inputs = {_PATCH: patch.numpy()} | dict(zip(names, own, strict=True))
         used = {i.name for i in traced.graph.input}
-        outputs: list[Any] = graph.run(None, {name: value for name, value in inputs.items() if name in used})
+        outputs: Any = graph.run(None, {name: value for name, value in inputs.items() if name in used})
         found, own = outputs[0], outputs[1:]
         if not np.allclose(found, frame.numpy(), atol=_TOLERANCE):
             difference = float(np.abs(found - frame.numpy()).max())
