@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, model folder written by `arcuate import`, or hf:ORG/NAME.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
     data: Annotated[
         Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")
