@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
-from arcuate.hub import local_path
+from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
@@ -138,6 +139,20 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     known = sorted(p.name for p in complete if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"
     raise UserError(f"{path} has no checkpoint {which!r}; {found}")
+
+
+def split_parent(parent: str) -> tuple[Path, str]:
+    """Split RUN@WHICH. The name of a folder may contain an @, so an existing folder is not split."""
+    path, _, which = parent.rpartition("@")
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+        return Path(parent), "best"
+    return Path(path), which or "best"
+
+
+def absolute_parent(parent: str) -> str:
+    """RUN@WHICH with an absolute path, as environment.json records it."""
+    path, which = split_parent(parent)
+    return f"{path if is_hub_name(path) else path.resolve()}@{which}"
 
 
 def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], resume: bool = False) -> Run:

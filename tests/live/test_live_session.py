@@ -12,6 +12,7 @@ from arcuate.data.alphabet import BLANK, CLASSES, SILENCE
 from arcuate.decoding.hypothesis import word_alternatives
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.live.clients import Broadcaster, Viewer, parse_command
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
@@ -221,6 +222,22 @@ def test_a_session_decodes_measures_and_draws() -> None:
     images = [e for e in events if isinstance(e, bytes)]
     rows = sum(int.from_bytes(p[8:10], "little") for p in images if p[0] == 1)
     assert rows == 80 and sum(p[0] == 2 for p in images) == session.latency.n_frames
+
+
+def test_the_error_rate_is_estimated_from_the_third_sentence_on() -> None:
+    found: list = []
+    reference = ErrorReference(0.1, 50, (0.5, -1.0, -0.5, -1.0, -1.5))
+    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append, error_reference=reference)
+    session.start()
+    for name in "abcd":
+        for item in (Mark(name), Chunk(bins(80)), End()):
+            session.put(item)
+    session.stop()
+    estimates = [event["estimate"] for event in dict_events(found) if event["type"] == "final"]
+    assert estimates[:2] == [None, None] and [e["n_trials"] for e in estimates[2:]] == [3, 4]
+    assert all(0 < e["low"] < e["error_rate"] < e["high"] < 1 for e in estimates[2:])
+    _, without = run_session([Mark("a"), Chunk(bins(80)), End()])
+    assert [event["estimate"] for event in dict_events(without) if event["type"] == "final"] == [None]
 
 
 def test_commands_and_log_probs_use_the_same_queue() -> None:

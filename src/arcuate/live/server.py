@@ -16,6 +16,7 @@ from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
 from arcuate.live.config import LiveSettings
@@ -52,6 +53,7 @@ class LiveServer:
         access: Access,
         make_source: MakeSource,
         recorder: Recorder | None = None,
+        error_reference: ErrorReference | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -60,7 +62,7 @@ class LiveServer:
         self.receiver = BinReceiver(limits)
         self.broadcaster = Broadcaster(None, limits.viewers, limits.queue)
         self.broadcaster.restore(recorder.finals if recorder else [])
-        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder)
+        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder, error_reference)
         self.source = make_source(self.session)
 
     def start(self) -> None:

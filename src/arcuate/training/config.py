@@ -15,6 +15,7 @@ from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
     ModelSettings,
+    ReconstructionSettings,
     RuntimeSettings,
     SpeakingModeSettings,
     TransducerSettings,
@@ -194,6 +195,7 @@ class TrainingConfig(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
+    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 release uses xavier."
     )
@@ -218,7 +220,9 @@ class TrainingConfig(Settings):
     @property
     def components(self) -> tuple[str, ...]:
         """Components of the model that a stage can train."""
-        optional = [name for name in ("transducer", "mode", "denoiser") if getattr(self, name).enabled]
+        optional = [
+            name for name in ("transducer", "mode", "denoiser", "reconstruction") if getattr(self, name).enabled
+        ]
         return ("front_end", "encoder", "ctc", *optional)
 
     @model_validator(mode="before")
@@ -236,11 +240,18 @@ class TrainingConfig(Settings):
 def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
     """Yield a sentence for each pair of settings that are valid alone but not together."""
     steps, swa, precision = config.train.steps, config.swa, config.train.precision
-    if config.loss.ctc.weight == 0 and not (config.transducer.enabled and config.loss.rnnt.weight > 0):
+    reconstructs = config.reconstruction.enabled and config.loss.reconstruction.weight > 0
+    if config.loss.ctc.weight == 0 and not (
+        (config.transducer.enabled and config.loss.rnnt.weight > 0) or reconstructs
+    ):
         yield (
             "all losses have weight 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled with"
             " loss.rnnt.weight, above 0"
         )
+    if reconstructs and not config.augment.time_masks.n_masks:
+        yield "loss.reconstruction predicts masked bins, but there are no masks; set augment.time_masks"
+    if config.data.unlabelled and (name := _labelled_loss(config)) is not None:
+        yield f"data.unlabelled adds trials without labels, but the {name} loss needs labels; set its weight to 0"
     yield from find_stage_problems(config.stages, config.components)
     for name in ("schedule", "session_schedule"):
         yield from _find_long_warmups(name, getattr(config, name), steps, config.stages)
@@ -266,6 +277,16 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
             f"guard.adaptive.min_lr {adaptive.min_lr:g} is above the highest learning rate"
             f" {config.schedule.peak_lr:g} of the schedule; lower guard.adaptive.min_lr or raise the learning rate"
         )
+
+
+def _labelled_loss(config: TrainingConfig) -> str | None:
+    """A loss with a weight that needs labels."""
+    weights = [{name: getattr(config.loss, name).weight for name in ("ctc", "rnnt", "alignment")}]
+    if not config.transducer.enabled:
+        weights[0]["rnnt"] = 0.0
+    if config.stages:
+        weights = [dict(stage.losses) for stage in config.stages]
+    return next((n for own in weights for n in ("ctc", "rnnt", "alignment") if own[n] > 0), None)
 
 
 def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
@@ -327,6 +348,8 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
     for name in ("compile", "cudnn_benchmark", "tf32"):
         if getattr(recipe.runtime, name) and device != "cuda":
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
+    if recipe.runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
+        yield f"runtime.compile has no effect on encoder.kind={recipe.encoder.kind}: it compiles blocks of Transformers"
 
 
 def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:

@@ -21,6 +21,7 @@ _COMPONENT_PREFIXES = {
     "transducer": "transducer.",
     "mode": "mode.",
     "denoiser": "denoiser.",
+    "reconstruction": "reconstruction.",
 }
 
 

@@ -20,6 +20,7 @@ from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
+from arcuate.training.distillation import Teacher
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
@@ -68,6 +69,7 @@ class TrainingState:
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
         self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
+        self.teacher: Teacher | None = None  # of a recipe with distillation; set by the caller
         self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
         self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 

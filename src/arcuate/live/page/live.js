@@ -88,6 +88,7 @@ function showFinal(event, silent = false) {
   showReference(event.alignment);
   refreshTip();
   showErrorRate(event.running);
+  showEstimate(event.estimate);
   if (silent) return;
   byId("announce").textContent = event.text;
   if (!event.cut) speak(event.text);
@@ -98,6 +99,15 @@ function showErrorRate(running) { // over all sentences with a reference since t
   byId("error-rate").hidden = false;
   byId("wer").textContent = `${(100 * running.n_errors / running.n_words).toFixed(1)} %`;
   byId("error-rate").title = `${running.n_errors} errors in ${running.n_words} words of ${running.n_sentences} sentences`;
+}
+
+function showEstimate(estimate) { // of the latest sentences, without references
+  if (!estimate) return;
+  const [rate, low, high] = [estimate.error_rate, estimate.low, estimate.high].map((share) => Math.round(100 * share));
+  byId("estimate").hidden = false;
+  byId("estimated").textContent = `${rate} % (${low}–${high})`;
+  byId("estimate").title = `Estimated from the model's certainty in the last ${estimate.n_trials} sentences, with a 90 % interval; ` +
+    `${(100 * estimate.reference.error_rate).toFixed(1)} % on ${estimate.reference.n_trials} labelled trials.`;
 }
 
 function moveToHistory() { // moves the last sentence
