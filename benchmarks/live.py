@@ -165,9 +165,9 @@ def flat(args: argparse.Namespace) -> dict[str, Any]:
     for name, scale in (("flat", 0.0), ("noise_0.1", 0.1), ("noise_1", 1.0)):
         logits = rng.normal(scale=scale, size=(n, len(CLASSES)))
         kinds[name] = [(logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)]
-    trials = read_log_probs(args.scores).trials
-    starts = np.cumsum([0, *map(len, trials)])
-    kinds["real"] = [trial for trial, start in zip(trials, starts, strict=False) if start < 4 * n]
+    real = read_log_probs(args.scores).trials
+    starts = np.cumsum([0, *map(len, real)])
+    kinds["real"] = [trial for trial, start in zip(real, starts, strict=False) if start < 4 * n]
     result: dict[str, Any] = {}
     for name, trials in kinds.items():
         seconds, counts, narrowed = [], [], 0
