@@ -1,13 +1,15 @@
-"""Confidence of decoded words on trials that were not used for calibration: ECE, AUROC, and the promised accuracy.
+"""Confidence of decoded words on trials not used for calibration: ECE, AUROC, and the accuracy of accepted words.
 
 python benchmarks/confidence.py real --words ../shared/real/words --lm lm4.alm
 python benchmarks/confidence.py simulated --scores runs/simulated-days
+python benchmarks/confidence.py default --scores runs/simulated-days    # the constants of decoding/config.py
 
 `real`: frame scores of a real decoder; the sessions are halved in four ways, the confidences calibrated on one half and
 judged on the other. `simulated`: the files of simulated_days.py, one cohort per seed; calibrated on two of the four
 known sessions and judged on the two others, and calibrated on all of them and judged on the later days. "Score margin"
 is the naive confidence, the logistic function of the difference between the two best totals of a sentence, as it is and
-calibrated (Platt 1999). "As shipped" is the default calibration of arcuate, without refitting.
+calibrated (Platt 1999). "As shipped" is the default calibration of arcuate, without refitting; `default` fits it on the
+known sessions of all cohorts, with cohorts as the folds of the threshold.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.confidence import (
-    are_right,
+    are_correct,
     fit_confidence,
     fit_logistic,
     measure_confidence,
@@ -113,7 +115,7 @@ def margin_of(trials: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
     margins, right = [], []
     for d in trials:
         totals = [h.total or 0.0 for h in d.n_best[:2]]
-        outcomes = are_right(d.text, d.n_best[0].words)
+        outcomes = are_correct(d.text, d.n_best[0].words)
         margins += [min(30.0, totals[0] - totals[1]) if len(totals) > 1 else 30.0] * len(outcomes)
         right += outcomes
     return np.array(margins), np.array(right)
@@ -147,12 +149,23 @@ def simulated(folder: Path) -> list[Row]:
     return rows
 
 
+def default(folder: Path) -> ConfidenceConfig:
+    """The calibration on the known sessions of all cohorts."""
+    search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), SETTINGS, boundary=SILENCE)
+    lists, cohorts = [], []
+    for path in sorted(folder.glob("known-*.npz")):
+        found = decode(search, path, path.with_suffix(".jsonl"))
+        lists += [(d.n_best, d.frames, d.text) for d in found]
+        cohorts += [path.stem] * len(found)
+    return fit_confidence(lists, cohorts, SETTINGS, calibrated_on=f"{len(set(cohorts))} simulated cohorts")
+
+
 def table(rows: Sequence[Row]) -> str:
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.1f} %"
 
     lines = [
-        "| judged on | method | words | right | ECE | AUROC | accepted | of them right |",
+        "| evaluated on | method | words | correct | ECE | AUROC | accepted | of them correct |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -163,13 +176,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Means over the judged halves, by method; and how often the promise held within two points."""
+    """Means over the evaluated halves by method, and how often the target was met within two points."""
     columns = (
         "method",
         "ECE, mean (worst)",
         "AUROC, mean (worst)",
         "accepted",
-        "of them right (range)",
+        "of them correct (range)",
         "within 2 points",
     )
     lines = [f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
@@ -199,7 +212,12 @@ def main() -> None:
     command.add_argument("--lm", required=True)
     command = commands.add_parser("simulated")
     command.add_argument("--scores", type=Path, required=True)
+    command = commands.add_parser("default")
+    command.add_argument("--scores", type=Path, required=True)
     args = parser.parse_args()
+    if args.command == "default":
+        print(default(args.scores).model_dump_json(indent=1))
+        return
     rows = real(args.words, args.lm) if args.command == "real" else simulated(args.scores)
     print(table(rows))
     for name in ("dev", "dev_nbest") if args.command == "real" else ("known sessions", "later days"):

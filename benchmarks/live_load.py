@@ -8,7 +8,7 @@ python benchmarks/live_load.py --run runs/full --minutes 5 --streams 2 --viewers
 
 arcuate simulate data/full/source --sessions 2 --trials 8 --electrodes 256
 arcuate prepare data/full/source data/full/store
-arcuate train b2t25-gru train.steps=1 data.batching.batch_size=2 --data data/full/store --run runs/full
+arcuate train b2t25-gru train.steps=1 train.validate_every=1 --data data/full/store --run runs/full
 
 Every stream is a server of its own (`arcuate live --source socket --record`), fed in real time with the validation
 trials of the run's store. Meanwhile

@@ -2,10 +2,11 @@
 
 python benchmarks/simulated_days.py --out runs/simulated-days --seeds 20
 
-Per seed: four sessions of 100 trials on which a small `tiny` is trained for 240 steps, and four later days. Writes
+Per seed: four sessions of 200 trials on which a small `tiny` is trained for 450 steps, and four later days. Writes
 known-SEED.npz/.jsonl (val and test trials of the known sessions) and later-SEED.npz/.jsonl (all trials of the later
-days, decoded with the layer of the last known session). `confidence.py simulated` reads them. Seeds
-whose files exist are not computed again, so the command can be stopped and repeated.
+days, decoded with the layer of the last known session), and drift-SEED.json (every session compared with the last
+known one). `confidence.py simulated` and `error_estimate.py` read them. Seeds whose files exist are not computed again,
+so the command can be stopped and repeated.
 """
 
 import argparse
@@ -13,16 +14,20 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
+from arcuate.adaptation.drift import SessionDrift, compare_sessions, measure_sessions
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.prepare import prepare_store
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store, TrialInfo
+from arcuate.data.trial import days_since_first, list_arrays
 from arcuate.decoding.decoder import Decoder, load
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.experiments.train import train
-from arcuate.files import write_jsonl
+from arcuate.files import write_json, write_jsonl
 
-SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 100, 32, 240
+SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 200, 32, 450
 LATER = (2, 6, 14, 30)
 
 
@@ -43,14 +48,33 @@ def make_seed(out: Path, seed: int) -> None:
     )
     prepare_store(work / "source", work / "store")
     changes = [f"data.max_sessions={SESSIONS}", f"train.seed={seed}", f"train.steps={STEPS}", "encoder.width=96"]
-    changes += ["train.validate_every=120", "train.checkpoint_every=120"]
+    changes += ["train.validate_every=450", "train.checkpoint_every=450", "schedule.peak_lr=0.005"]
     train("tiny", work / "store", work / "run", overrides=changes)
     store, decoder = Store.open(work / "store"), load(work / "run")
     known = set(decoder.sessions)
     write(out / f"later-{seed}", decoder, store, (t for t in store.trials if t.session not in known))
+    arrays = list_arrays(store.layout, store.n_channels)
+    sessions = measure_sessions(store)
+    last = next(s for s in sessions if s.session == decoder.sessions[-1])
+    days = days_since_first([s.session for s in sessions])
+    rows = {
+        row.session: {
+            "known": row.session in known,
+            "day": day,
+            "profile_similarity": row.profile_similarity,
+            **{name: mean_over(row, name) for name in ("subspace_similarity", "mean_shift", "sd_ratio")},
+        }
+        for row, day in zip(compare_sessions(sessions, arrays, last), days, strict=True)
+    }
+    write_json(out / f"drift-{seed}.json", rows)
     held_out = (t for t in store.trials if t.session in known and t.split in ("val", "test"))
     write(out / f"known-{seed}", decoder, store, held_out)
     shutil.rmtree(work)
+
+
+def mean_over(row: SessionDrift, name: str) -> float:
+    """Mean of a drift measure over the arrays."""
+    return float(np.mean([value for array in row.arrays.values() if (value := getattr(array, name)) is not None]))
 
 
 def write(stem: Path, decoder: Decoder, store: Store, trials: Iterable[TrialInfo]) -> None:

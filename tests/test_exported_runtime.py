@@ -117,7 +117,7 @@ def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
         assert finals[0][0].scores == pytest.approx(finals[2][0].scores, abs=1e-2)
     ctc = Decoder.load(path, head="ctc", warm=False)
     assert ctc.push(data).n_frames == original.push(data).n_frames
-    with pytest.raises(UserError, match="does not fit this model"):
+    with pytest.raises(UserError, match="does not match this model"):
         ctc.load_state(exported.save_state())
 
 
@@ -190,7 +190,7 @@ def test_forged_states_are_refused(tmp_path: Path) -> None:
         stream = io.BytesIO()
         np.savez(stream, **forged)
         digest = hashlib.blake2b(stream.getvalue(), digest_size=20).digest()
-        with pytest.raises(UserError, match="does not fit this model"):
+        with pytest.raises(UserError, match="does not match this model"):
             decoder.load_state(saved[: start - 20] + digest + stream.getvalue())
     decoder.load_state(saved)
     assert decoder.n_bins == 80

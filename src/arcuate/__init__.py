@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from arcuate.data.store import Store as Store
     from arcuate.decoding.decoder import load as load
     from arcuate.errors import UserError as UserError
+    from arcuate.evaluation.card import write_card as write_card
     from arcuate.evaluation.charts.curves import plot_curves as plot_curves
     from arcuate.evaluation.combine import combine as combine
     from arcuate.evaluation.decode import decode as decode
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from arcuate.experiments.launch import SlurmSettings as SlurmSettings
     from arcuate.experiments.launch import launch as launch
     from arcuate.experiments.multi_seed import train_seeds as train_seeds
+    from arcuate.experiments.push import push as push
     from arcuate.experiments.recipe import Recipe as Recipe
     from arcuate.experiments.recipe import load_recipe as load_recipe
     from arcuate.experiments.sweep import sweep as sweep
@@ -89,6 +91,7 @@ _HOMES = {
     "prepare": "data.prepare",
     "prepare_board": "insight.board",
     "report_ablation": "insight.ablation",
+    "push": "experiments.push",
     "rescore": "evaluation.rescore",
     "serve": "live.serve",
     "simulate": "data.simulation",
@@ -99,6 +102,7 @@ _HOMES = {
     "train_seeds": "experiments.multi_seed",
     "try_remedy": "insight.doctor",
     "tune": "evaluation.tune",
+    "write_card": "evaluation.card",
     "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
     "write_remedy": "insight.doctor",

@@ -68,7 +68,7 @@ class Settings(BaseModel):
 
 
 class PluginSettings(Settings):
-    """Base class of the settings of a component from outside the package; `kind` is its name or import path."""
+    """Base class for the settings of a user-defined component; `kind` is its name or import path."""
 
     kind: str = "package.module:Class"
 
@@ -80,7 +80,7 @@ def _explain_plainly(problem: Any) -> str:
 
 
 def component_class(group: str, kind: str) -> Any:
-    """The class of a component from outside the package; it names its settings class as `Settings`."""
+    """Class of a user-defined component, which must have its settings class as attribute `Settings`."""
     found = load_component(group, kind)
     settings = getattr(found, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, PluginSettings)):
@@ -89,7 +89,7 @@ def component_class(group: str, kind: str) -> Any:
 
 
 def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValidator:
-    """Validator that reads settings of an outside component as an instance of its own settings class."""
+    """Validator that parses the settings of a user-defined component with its own settings class."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         kind = value.get("kind") if isinstance(value, dict) else None
@@ -117,7 +117,7 @@ def _accepts_boolean(annotation: Hashable) -> bool:
 
 Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
-_EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # of a stage: setting one removes the other
+_EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # in a stage, setting one removes the other
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
@@ -541,12 +541,7 @@ class Change:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    # Sections that are equal are not converted: the board compares thousands of pairs of recipes.
-    names = (
-        {name for name in type(a).model_fields if getattr(a, name) != getattr(b, name)} if type(a) is type(b) else None
-    )
-    trees = (s.model_dump(mode="json", by_alias=True, include=names) for s in (a, b))
-    before, after = ({k: v for k, v in tree.items() if k not in ignore} for tree in trees)
+    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
     return list(_changes("", before, after))
 
 

@@ -1,4 +1,4 @@
-"""The exception that is shown to users, what must not be shown, and files that must not be read."""
+"""The exception whose message is shown to users, escaping of unsafe text, and files that must not be read."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 class UserError(Exception):
     """A mistake that the user can fix: one sentence with the remedy, exit code 2, no traceback.
 
-    The message may quote a file, so control characters in it are escaped: a terminal would obey them.
+    The message may quote a file, so control characters in it are escaped: a terminal would interpret them.
     """
 
     def __init__(self, message: str) -> None:
@@ -28,7 +28,7 @@ def has_password(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be printed and stored: without what stands between user and host, and in parameters."""
+    """A URL that is safe to print and store: without the password, whether before the host or in the query."""
     scheme, separator, rest = url.partition("://")
     credentials, at, location = rest.rpartition("@")
     path, question, query = location.partition("?")

@@ -1,7 +1,7 @@
 """Reading and writing files: atomic writes, the exclusive lock, JSON, JSON lines and arrays.
 
 An atomic write goes to a hidden temporary file or folder `.NAME.part` beside its destination, is synced and then
-renamed, so that a reader or a killed process never leaves or finds half of it.
+renamed, so that the destination is never incomplete, even if the process is killed.
 """
 
 import ctypes
@@ -193,7 +193,7 @@ def explain_write_error(error: OSError, path: Path) -> UserError:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What a command writes: how such a file begins, and a name for it in messages."""
+    """Kind of output file: how such a file begins, and its name in messages."""
 
     begins: re.Pattern[bytes]
     example: str
@@ -214,15 +214,15 @@ WEIGHTS = OutputKind(re.compile(rb"weights:\s|beam: \d"), "weights.yaml")
 def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKind | None = None) -> None:
     """Check before a long computation that `path` can be written after it, and is not one of its inputs.
 
-    With `kind`, a file that is already there is replaced only if it is an earlier output of that kind: a slip such as
-    `--scores RUN/checkpoints/best/model.safetensors` must not destroy weights.
+    With `kind`, an existing file is replaced only if it is an earlier output of that kind: a mistake such as `--scores
+    RUN/checkpoints/best/model.safetensors` must not destroy weights.
     """
     if path is None:
         return
     target = _resolve_target(path)
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
-            raise UserError(f"{path} is an input of this command; name another file to write to")
+            raise UserError(f"{path} is an input of this command; give another file to write to")
     if kind is not None and target.is_file() and not kind.matches(target):
         raise UserError(f"{path} exists and is not an earlier {kind.example}; choose another name")
     folder = target.absolute().parent
@@ -240,22 +240,22 @@ def check_output(path: str | Path | None, begins: str, example: str) -> None:
         return
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file to write to, such as {path / example}")
+        raise UserError(f"{path} is a folder; give a file to write to, such as {path / example}")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file; name another to write to, such as {example}")
+        raise UserError(f"{path} is not a regular file; give another to write to, such as {example}")
     check_writable(path, kind=OutputKind(re.compile(re.escape(begins.encode()), re.IGNORECASE), example))
 
 
 def _resolve_target(path: Path) -> Path:
     """The file to write: a link stays and its target is written; a folder is rejected."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file to write to")
+        raise UserError(f"{path} is a folder; give a file to write to")
     if not path.is_symlink() or not _is_regular(path):
         return path
     try:
         return path.resolve()
     except (RuntimeError, OSError):
-        raise UserError(f"{path} is a broken link; name a file to write to") from None
+        raise UserError(f"{path} is a broken link; give a file to write to") from None
 
 
 def _is_regular(path: Path) -> bool:
@@ -273,13 +273,13 @@ class LockHeld(UserError):
 
 @contextmanager
 def exclusive_lock(path: Path, busy: str, *, wait: bool = False, remove: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` while the context lasts; `LockHeld(busy)` if another process holds it.
+    """Hold the lock file `path` for the duration of the context; `LockHeld(busy)` if another process holds it.
 
     The kernel releases the lock when its holder exits or is killed; forked children do not inherit it. The file stays,
     unless `remove`: then its holder deletes it before the release. `wait` blocks until the lock is free. On a file
     system without locks, a warning is logged and the context runs unlocked.
     """
-    import filelock  # not part of the small runtime
+    import filelock  # not installed with the runtime of exported models
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)

@@ -1,10 +1,10 @@
-"""Components from outside the package: encoders, losses, augmentations, front-end steps, readers and live sources.
+"""User-defined components: encoders, losses, augmentations, front-end steps, readers and live sources.
 
-A component is named in two ways. An installed package registers it as an entry point of the group `arcuate.encoders`,
-`arcuate.losses`, `arcuate.augmentations`, `arcuate.front_end_steps`, `arcuate.readers` or `arcuate.live_sources`, and
-its name is then a `kind` like the built-in ones. An import path such as `mylab.models:ConvNet` names any class; because
-importing runs code, the top-level package has to be allowed first: by a recipe or option that the user gives, or by
-`--allow-code mylab` for names found in a checkpoint, run or model folder.
+A component can be specified in two ways. An installed package registers it as an entry point of the group
+`arcuate.encoders`, `arcuate.losses`, `arcuate.augmentations`, `arcuate.front_end_steps`, `arcuate.readers` or
+`arcuate.live_sources`; its name is then a `kind` like the built-in ones. An import path such as `mylab.models:ConvNet`
+specifies any class. Because importing runs code, its top-level package must be allowed first: by a recipe or option
+that the user gives, or by `--allow-code mylab` for names found in a checkpoint, run or model folder.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from typing import Any
 
 from arcuate.errors import UserError
 
-GROUPS = {  # entry-point group after `arcuate.`, and what one component of it is called
+GROUPS = {  # entry-point group after `arcuate.`, and the name of its components in messages
     "encoders": "encoder",
     "losses": "loss",
     "augmentations": "augmentation",
@@ -49,7 +49,7 @@ def allow_code(*packages: str) -> None:
 
 @contextmanager
 def trust_code(trusted: bool = True) -> Iterator[None]:
-    """Within the context, import paths come from something that the user named, so their packages become allowed."""
+    """Within the context, import paths come from the user's own input, so their packages are allowed."""
     token = _trusted.set(trusted)
     try:
         yield
@@ -68,27 +68,44 @@ def has_component(group: str, kind: object) -> bool:
 
 
 def load_component(group: str, kind: str) -> Any:
-    """The class of an installed component or at an import path; UserError if it is missing, fails or is not allowed."""
+    """Load the class of an installed component or import path; UserError if it is missing, fails or is not allowed."""
     if not is_import_path(kind):
         found = _entry_points(group).get(kind)
         if found is None:
             known = ", ".join(component_names(group)) or "none"
             raise UserError(
-                f"no {GROUPS[group]} is called {kind!r}; installed are {known}, or give an import path such as"
+                f"no {GROUPS[group]} is named {kind!r}; installed are {known}, or give an import path such as"
                 " mylab.models:ConvNet"
             )
-        return _load(found, kind)
+        with _without_current_folder():
+            return _load(found, kind)
     package = kind.partition(":")[0].partition(".")[0]
     if _trusted.get():
         allow_code(package)
     elif package not in _allowed_packages():
         raise UserError(
-            f"{kind!r} names code of the package {package}, which a checkpoint, run or model folder may not start by"
-            f" itself; if you trust it, add --allow-code {package}"
+            f"{kind!r} requires importing the package {package}, which checkpoints, runs and model folders may do only"
+            f" with permission; if you trust it, add --allow-code {package}"
         )
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that it hides no installed package
+        sys.path.append(os.getcwd())  # last, so that it does not shadow an installed package
     return _load(EntryPoint(kind, kind, f"arcuate.{group}"), kind)
+
+
+@contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Import installed packages as if the program had been started elsewhere.
+
+    The folder of a project is often called like the package in it. Started beside it with `python -m`, Python would
+    take that folder for a namespace package, and not find the package that is installed from it.
+    """
+    kept = sys.path[:]
+    here = {"", os.getcwd()}
+    sys.path[:] = [path for path in kept if path not in here]
+    try:
+        yield
+    finally:
+        sys.path[:] = kept
 
 
 def _load(found: EntryPoint, kind: str) -> Any:

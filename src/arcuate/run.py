@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
 from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
 JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
@@ -19,7 +21,7 @@ _INITIAL_FILES = {  # content of a run folder before the first step
     *("checkpoints", "results", "tensorboard", "wandb", JOB_FOLDER),
 }
 BUSY = "another process is training into"  # start of the message
-WORDS_LABEL = "words"  # of results/<split>.words.jsonl and .json, the latest decoding to words
+WORDS_LABEL = "words"  # label of results/<split>.words.jsonl and .json, the latest decoding to words
 
 RunLike = str | os.PathLike[str]  # a path, a `Run`, or a result that has one, such as that of `train`
 
@@ -50,6 +52,7 @@ class Run:
     checkpoints = _PathInRun("checkpoints")
     calibration_file = _PathInRun("calibration.json")  # the calibration curve of a calibrated run
     report_file = _PathInRun("report.html")
+    card_file = _PathInRun("MODEL_CARD.md")
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -64,7 +67,7 @@ class Run:
         return self.path / "results" / f"{split}{middle}.{ending}"
 
     def measurement_file(self, kind: str, split: str) -> Path:
-        """A measurement besides the evaluations, such as `floor` or `robustness`: the latest one of a split."""
+        """The latest measurement of a kind such as `floor` or `robustness` on a split."""
         return self.path / "results" / kind / f"{split}.json"
 
     def recipe_tree(self) -> dict[str, Any]:
@@ -84,21 +87,30 @@ class Run:
             raise UserError(f"{self.environment_file} is damaged: its entry `data` must be a JSON object")
         return data
 
+    def store_path(self) -> Path:
+        """The store that the run was trained on; `UserError` if it is not recorded, as in a downloaded model."""
+        path = self.data().get("path")
+        if not isinstance(path, str) or not path:
+            raise UserError(f"{self.path} does not record where its store is; give one with --data STORE")
+        return Path(path)
+
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl; an incomplete last line is ignored."""
         return read_jsonl(self.metrics_file, growing=True) if self.metrics_file.exists() else []
 
 
 def open_run(run: RunLike) -> Run:
-    """An existing run folder, or the model folder that `arcuate import` made."""
-    path = Path(run)
+    """An existing run folder, the model folder that `arcuate import` made, or a model on the hub (hf:ORG/NAME)."""
+    path = local_path(run)
+    if path.suffix == ".arcx" and path.is_file():
+        raise UserError(f"{path} is an exported model, and this needs a run folder; name the run that was exported")
     if not path.is_dir():
         near = _similar_run(path)
         remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
         raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
         inside = sorted(p.parent for p in path.glob("seed-*/recipe.yaml"))
-        seeds = f"; it contains runs of several seeds, name one, such as {inside[0]}" if inside else ""
+        seeds = f"; it contains runs of several seeds, give one of them, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
 
@@ -115,7 +127,7 @@ def _similar_run(path: Path) -> Path | None:
 
 def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
-    path = Path(run)
+    path = local_path(run)
     if (path / "model.safetensors").is_file():
         return path
     named = path / "checkpoints" / which
@@ -127,6 +139,20 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     known = sorted(p.name for p in complete if not p.name.startswith("."))
     found = f"it has {', '.join(known)}" if known else "it has none yet"
     raise UserError(f"{path} has no checkpoint {which!r}; {found}")
+
+
+def split_parent(parent: str) -> tuple[Path, str]:
+    """Split RUN@WHICH. The name of a folder may contain an @, so an existing folder is not split."""
+    path, _, which = parent.rpartition("@")
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+        return Path(parent), "best"
+    return Path(path), which or "best"
+
+
+def absolute_parent(parent: str) -> str:
+    """RUN@WHICH with an absolute path, as environment.json records it."""
+    path, which = split_parent(parent)
+    return f"{path if is_hub_name(path) else path.resolve()}@{which}"
 
 
 def create_run(path: Path, recipe: Settings, environment: Mapping[str, Any], resume: bool = False) -> Run:
@@ -178,7 +204,7 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
 def unfinished_reason(run: Run) -> str | None:
     """Why the training of a run is not complete, such as "stopped at step 150 of 600"; None if it is.
 
-    An imported model has no training and is complete. Without checkpoints, the log decides.
+    An imported model has no training and is complete. Without checkpoints, it is derived from the log.
     """
     if not run.recipe_file.is_file():
         return None

@@ -31,14 +31,14 @@ from arcuate.errors import UserError
 
 __all__ = ["Decoder", "ModelDelay", "Partial", "Statistics", "UserError"]
 
-_WARM_UP_ROWS = 1 << 20  # of the lookahead cache: 12 MB
+_WARM_UP_ROWS = 1 << 20  # rows of the lookahead cache to fill: 12 MB
 _STATE_MAGIC = b"arcuate-state-1\n"
 _DIGEST_BYTES = 20
 
 
 @dataclass(frozen=True, eq=False)
 class RuntimeEngine:
-    """Model and word search that all streams of a file share."""
+    """Model and word search, shared by all streams of a file."""
 
     file: ExportedFile
     model: ExportedModel
@@ -51,8 +51,8 @@ class RuntimeEngine:
 class Decoder(SentenceStream):
     """One stream over an exported model: `push` bins as they arrive, `finish` the sentence, or `reset` to discard it.
 
-    `stream()` creates further streams that share all weights and nothing else. Results do not depend on how the bins
-    are cut into pushes, to the last bit.
+    `stream()` creates further streams that share all weights and nothing else. Results are bit-identical for any
+    chunking of the bins.
     """
 
     def __init__(self, engine: RuntimeEngine, session: str | None = None, statistics: Statistics | None = None) -> None:
@@ -99,7 +99,7 @@ class Decoder(SentenceStream):
         if session not in self.sessions:
             raise UserError(
                 f"session {session!r:.60} is not in {self.engine.file.path}, which has {', '.join(self.sessions)};"
-                " export a run that was calibrated to it"
+                " export a run that was calibrated for it"
             )
 
     def _start_model(self, statistics: Statistics | None) -> ExportedState:
@@ -127,14 +127,14 @@ class Decoder(SentenceStream):
     # --- saving a stream ----------------------------------------------------------------------------------
 
     def save_state(self) -> bytes:
-        """The stream as bytes, in the middle of a sentence or between two; `load_state` continues it."""
+        """Serialise the stream, within a sentence or between sentences; `load_state` restores it."""
         now, model = self._now, self._now.model
         arrays = {f"tensor.{name}": value for name, value in model.tensors.items()}
         arrays["past"] = np.stack([self._past.n, self._past.mean, self._past.m2])
         if self._statistics is not None:
             arrays["statistics"] = np.stack([self._statistics.mean, self._statistics.sd]).astype(np.float32)
         arrays |= {"frames": self.log_probs(), "bins": np.concatenate([self._no_bins, *now.bins])}
-        if self._joint is not None:  # restored by searching the frames again
+        if self._joint is not None:  # load_state repeats the search over these frames
             arrays["joiner_frames"] = self._joiner_frames()
         elif now.search is not None:
             pointers = now.search.backpointers
@@ -157,15 +157,15 @@ class Decoder(SentenceStream):
         return _STATE_MAGIC + hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest() + content
 
     def load_state(self, state: bytes) -> None:
-        """Continue a stream that `save_state` saved, with the same file; this stream's sentence is discarded."""
+        """Restore a stream from `save_state` of the same file; the current sentence of this stream is discarded."""
         arrays, about = _read_state(state)
         if about.get("model") != self.engine.file.archive.digest:
-            raise UserError("the saved state is of another exported model; load the file that it was saved with")
+            raise UserError("the saved state belongs to another exported model; load the file that it was saved with")
         try:
             self._restore(arrays, about)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             self._start_sentence()
-            raise UserError(f"the saved state does not fit this model ({str(error)[:80]}); save it again") from None
+            raise UserError(f"the saved state does not match this model ({str(error)[:80]}); save it again") from None
 
     def _restore(self, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
         n = self.n_channels
@@ -271,7 +271,7 @@ def _joint_search(file: ExportedFile, search: Any, head: Head, threads: int) -> 
 
 
 def _warm_up(engine: RuntimeEngine) -> None:
-    """Run everything that is slow the first time."""
+    """Compile kernels and fill caches, so that the first sentence is not delayed."""
     if engine.search is not None:
         engine.search.warm_up(_WARM_UP_ROWS)
     stream = Decoder(engine)

@@ -15,6 +15,7 @@ import pytest
 
 from arcuate.data.prepare import prepare
 from arcuate.data.quality import find_problems
+from arcuate.data.store import Store, is_store
 from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
@@ -177,6 +178,29 @@ def test_a_pipe_or_device_in_a_run_hides_no_other_run(tmp_path: Path, name: str)
     assert sorted(found) == ["device", "good", "pipe"] and not found["good"].problems
     for kind in ("device", "pipe"):
         assert any("not a file" in problem for problem in found[kind].problems), found[kind].problems
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json", "state.json"])
+def test_a_pipe_among_the_files_of_a_model_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(next((GOLDEN / "run" / "checkpoints").glob("step-*")), folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises((UserError, OSError), match=name):  # the command line prints both as one sentence
+        load_model(folder)
+
+
+def test_a_pipe_in_a_store_is_refused(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
+    store = prepare(tmp_path / "source", tmp_path / "store")
+    file = next((tmp_path / "store" / "sessions").glob("*.h5"))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match=file.name):
+        Store.open(tmp_path / "store").read_bins(store.trials[0])
+    (tmp_path / "store" / "manifest.json").unlink()
+    os.mkfifo(tmp_path / "store" / "manifest.json")
+    assert not is_store(tmp_path / "store")
 
 
 def test_a_sparse_log_is_refused_by_its_size(tmp_path: Path) -> None:

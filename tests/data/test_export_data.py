@@ -10,10 +10,12 @@ import h5py
 import numpy as np
 import pytest
 
+from arcuate.config import parse_yaml
 from arcuate.data.describe import describe_file
 from arcuate.data.export import export_data
 from arcuate.data.prepare import prepare
 from arcuate.data.readers.nwb import EXPORTED
+from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.recordings import FakeTrial, noise, write_hdf5
@@ -80,11 +82,40 @@ def test_nwbinspector_finds_nothing_critical(small: Store, tmp_path: Path) -> No
     assert not severe, severe
 
 
+@pytest.mark.parametrize("layout", ["nwb", "falcon-h2"])
+def test_simulated_files_satisfy_the_schema(layout: str, tmp_path: Path) -> None:
+    from pynwb import validate
+
+    simulate(tmp_path / "sim", layout=layout, n_sessions=1, n_trials=4, n_electrodes=4)
+    files = sorted((tmp_path / "sim").rglob("*.nwb"))[:2]
+    assert files and not any(validate(path=str(file)) for file in files)
+    inspector = pytest.importorskip("nwbinspector", reason="nwbinspector is not installed")
+    found = [m for file in files for m in inspector.inspect_nwbfile(nwbfile_path=str(file))]
+    assert not [m for m in found if m.importance.name in ("ERROR", "PYNWB_VALIDATION", "CRITICAL")]
+
+
 def test_an_export_is_described(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
     found = describe_file(file)
     assert found.mapping == EXPORTED and "acquisition/bins/data" in {e.path for e in found.entries}
     assert "text: text" in found.mapping_text()
+
+
+def read_mapping(text: str) -> dict:
+    found = parse_yaml(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_features_with_the_same_bins_are_joined(tmp_path: Path) -> None:
+    simulate(tmp_path / "sim", layout="nwb", n_sessions=1, n_trials=4, n_electrodes=4)
+    file = next((tmp_path / "sim" / "nwb").glob("*.nwb"))
+    found = describe_file(file)
+    assert found.mapping is not None
+    assert found.mapping.bins == ("acquisition/threshold_crossings", "acquisition/spike_band_power")
+    assert not any(entry.path.startswith("specifications/") for entry in found.entries) and found.notes == ()
+    written = parse_yaml((file.parent / "mapping.yaml").read_text("utf-8"))
+    assert isinstance(written, dict) and tuple(written["bins"]) == found.mapping.bins
 
 
 def write_units(path: Path) -> list[list[float]]:
@@ -183,5 +214,6 @@ def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "arcuate", "prepare", str(file), "--describe"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "acquisition/bins/data" in done.stdout and "text: text" in done.stdout
+    assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file
     shown = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert shown["mapping"]["text"] == "text"

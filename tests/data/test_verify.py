@@ -49,5 +49,5 @@ def test_archives_by_size(tmp_path: Path) -> None:
         file.truncate(size // 2)
     assert not verify(tmp_path / name).complete
     (tmp_path / "other.zip").write_bytes(b"")
-    with pytest.raises(UserError, match="nothing is known"):
+    with pytest.raises(UserError, match="not a known archive"):
         verify(tmp_path / "other.zip")

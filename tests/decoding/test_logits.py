@@ -126,3 +126,10 @@ def test_pickles_cannot_run_code(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         read_logits(tmp_path / "x.pkl")
     assert not (tmp_path / "ran").exists()
+
+
+def test_logits_beyond_float32_are_refused(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    logits[1][0, 3] = -1e200
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": logits}))
+    with pytest.raises(UserError, match=r"trial 1: logits reach 1e\+200"):
+        read_logits(tmp_path / "x.pkl")

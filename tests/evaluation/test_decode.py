@@ -260,7 +260,7 @@ def test_outputs_are_checked_first(files: Path, tmp_path: Path) -> None:
 
 
 def test_options_of_the_causal_model_are_checked_first(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="search of the CTC head"):
+    with pytest.raises(UserError, match="requires --head ctc"):
         decode(files / "scores.npz", llm=tmp_path, head="both")
     with pytest.raises(UserError, match="--alpha must be between 0 and 1"):
         decode(files / "scores.npz", llm=tmp_path, alpha=1.5)

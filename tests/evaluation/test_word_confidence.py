@@ -13,7 +13,7 @@ from arcuate.decoding.confidence import probability
 from arcuate.decoding.config import Logistic, read_decoding_config
 from arcuate.evaluation.confidence import (
     accept_threshold,
-    are_right,
+    are_correct,
     area_under_roc,
     fit_logistic,
     measure_reliability,
@@ -68,7 +68,7 @@ def test_the_threshold_accepts_all_or_none_where_that_is_the_answer() -> None:
 
 
 def test_words_are_right_where_the_alignment_leaves_them() -> None:
-    assert are_right("I see the dog.", ["i", "see", "a", "dog", "dog"]) in (
+    assert are_correct("I see the dog.", ["i", "see", "a", "dog", "dog"]) in (
         [True, True, False, True, False],
         [True, True, False, False, True],
     )

@@ -120,14 +120,16 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
     assert not decoder.decodes_words and decoder.adaptation is None
 
 
-def test_the_live_server_decodes_with_the_file(folder: Path) -> None:
+@pytest.mark.parametrize("words", [True, False], ids=["words", "phonemes, recorded"])
+def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, words: bool) -> None:
     pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
     from arcuate.live.serve import prepare_server
     from arcuate.live.server import _model_info
 
-    server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0)
+    options: dict = {} if words else {"lm": None, "record": tmp_path / "record", "record_session": "t15.2023.08.11"}
+    server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0, **options)
     live = server.live
-    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == 87
+    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == (87 if words else 0)
     finals: list[dict] = []
     done = threading.Event()
 
@@ -146,7 +148,11 @@ def test_the_live_server_decodes_with_the_file(folder: Path) -> None:
     assert done.wait(60)
     live.session.stop()
     expected = next(e for e in json.loads((GOLDEN / "export.json").read_text()) if e["id"] == info.id)
-    assert finals[0]["text"] == expected["text"]
+    if words:
+        assert finals[0]["text"] == expected["text"]
+        assert len(finals[0]["words"]) > 0 == len(finals[0]["confidences"])  # the file is of an earlier version
+    else:
+        assert finals[0]["words"] == [CLASSES[token] for token in expected["tokens"]]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +170,9 @@ def test_options_that_need_the_run_are_refused(folder: Path, options: dict, word
 
 def test_mistakes(folder: Path, tmp_path: Path) -> None:
     model = str(folder / "model.arcx")
-    assert_refused(arcuate("decode", model), "name a store to decode with --data")
-    assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "name a store to replay with --data")
-    assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "should end in .arcx")
+    assert_refused(arcuate("decode", model), "give a store to decode with --data")
+    assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "give a store to replay with --data")
+    assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "must end in .arcx")
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
     text = tmp_path / "notes.arcx"
     text.write_text("notes")

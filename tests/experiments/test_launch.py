@@ -164,7 +164,7 @@ def test_a_job_that_is_interrupted_twice_equals_an_uninterrupted_run(
     log = next((run / "slurm").glob("*_log.out")).read_text()
     assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "2"), log
     assert log.count("resuming after step") == 2
-    assert "stopped by SIGTERM after step" in log and "putting the job back into the queue" in log
+    assert "stopped by SIGTERM after step" in log and "requeuing the job" in log
     train_uninterrupted(words, tmp_path / "plain")
     assert_same_run(run, tmp_path / "plain")
 
@@ -183,7 +183,7 @@ def test_a_time_limit_that_ends_a_job_twice(slurm: dict[str, str], cohort_store:
     end = wait_for_end(slurm, job["job"], run / "slurm", 1200)
     log = next((run / "slurm").glob("*_log.out")).read_text()
     assert end["JobState"] == "COMPLETED" and int(end["Restarts"]) >= 2, log
-    assert log.count("the time limit is near") == int(end["Restarts"])
+    assert log.count("approaching the time limit") == int(end["Restarts"])
     train_uninterrupted(words, tmp_path / "plain")
     assert_same_run(run, tmp_path / "plain")
 
@@ -255,4 +255,4 @@ def test_a_job_gives_up_after_its_last_restart(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 128 + signal.SIGUSR2, done.stderr
-    assert "restarted 3 times already" in done.stdout
+    assert "after 3 restarts" in done.stdout

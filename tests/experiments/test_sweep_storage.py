@@ -143,7 +143,7 @@ def test_a_worker_without_heartbeats_loses_its_trial_to_another(plan: SweepPlan,
         time.sleep(0.5)
     run_trial(replace(plan, data=Path("missing")), study, trial, Stop())  # it wakes up, and its result does not count
     lost.__exit__(None, None, None)
-    assert any("another one has taken the settings over" in line for line in messages)
+    assert any("another worker took over its settings" in line for line in messages)
     states = {t.number: t.state for t in summarise_study(plan.out, study).trials}
     assert states[0] == "fail" and "complete" in states.values()
 

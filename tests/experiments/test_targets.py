@@ -40,7 +40,7 @@ def test_judgement(target: Target, ended: bool, status: str, step: int | None) -
 
 def test_rates_that_were_not_measured_do_not_count() -> None:
     outcome = judge_target(Target(wer=0.1), rows(per=(0.5, 0.01)), ended=True)
-    assert (outcome.status, outcome.text) == ("missed", "it was not measured")
+    assert (outcome.status, outcome.text) == ("missed", "not measured")
 
 
 def test_watch_reports_once_and_follows_rewinds(messages: list[str]) -> None:

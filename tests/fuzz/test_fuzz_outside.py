@@ -1,7 +1,8 @@
-"""Damaged files of other labs and programs: NWB, FALCON H2, mappings, logits."""
+"""Damaged files of other labs and programs: NWB, FALCON H2, CORP, mappings, logits, model cards, models of the hub."""
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,16 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.decoding.logits import read_logits
 from arcuate.errors import UserError
+from arcuate.evaluation.card import card_metadata, read_card, write_card
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.experiments.push import PushedFile, plan_push
+from arcuate.models.io import load_model
+from arcuate.run import find_checkpoint
 from support.fuzzing import damaged, fuzz
+from support.hub_server import TOKEN, run_hub
 from support.recordings import FakeTrial, noise, write_hdf5
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 SESSION = "t15.2023.08.11"
 
 
@@ -62,6 +70,114 @@ def test_falcon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _prepare(path, folder, "falcon-h2")
 
     fuzz(read, damaged([seed], 15, 600), tmp_path / "fuzz").check()
+
+
+def test_corp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    path = tmp_path / "corp" / "t5.2022.05.18.mat"
+    path.parent.mkdir()
+    cells = {"tx_feats": np.ones((20, 4), np.uint8), "sentences": np.array(["hi>you~"]), "blocks": np.array([[3]])}
+    content = {}
+    for name, value in cells.items():
+        content[name] = np.empty((1, 5), object)
+        for i in range(5):
+            content[name][0, i] = value
+    savemat(path, content)
+    plain = path.read_bytes()
+    savemat(path, content, do_compression=True)
+    seeds = [plain, path.read_bytes()]
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        _prepare(path, folder, "corp")
+
+    fuzz(read, damaged(seeds, 20, 600), tmp_path / "corp-fuzz").check()
+
+
+def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    path = tmp_path / "Datasets" / "t5.2019.05.08" / "sentences.mat"
+    path.parent.mkdir(parents=True)
+    content = {
+        "neuralActivityCube": np.ones((4, 21, 3), np.uint8),
+        "numTimeBinsPerSentence": np.array([[20], [21], [18], [16]]),
+        "sentencePrompt": np.array([["hi>you~"]] * 4, dtype=object),
+        "sentenceBlockNums": np.array([[1], [1], [2], [2]]),
+    }
+    savemat(path, content)
+    plain = path.read_bytes()
+    savemat(path, content, do_compression=True)
+    seeds = [plain, path.read_bytes()]
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        _prepare(path.parent, folder, "handwriting")
+
+    fuzz(read, damaged(seeds, 20, 600), tmp_path / "handwriting").check()
+
+
+def test_cards(tmp_path: Path) -> None:
+    """A damaged card is kept out of the way of the generated one: it is refused, replaced, or its parts are kept."""
+    run = shutil.copytree(GOLDEN / "run", tmp_path / "run", symlinks=True)
+    card = write_card(run, licence="mit").path
+    seed = card.read_bytes() + b"\n## Ours\n\ntext\n"
+
+    def read(content: bytes, folder: Path) -> None:
+        card.write_bytes(content)
+        licence = write_card(run).licence
+        assert card_metadata(read_card(card), "the card")["license"] == licence
+
+    fuzz(read, damaged([seed], 60, 2000), tmp_path / "cards").check(0.02)
+
+
+@pytest.mark.parametrize("part", ["model.json", "recipe.yaml", "environment.json", "results/val.json"])
+def test_cards_of_damaged_runs(part: str, tmp_path: Path) -> None:
+    run = shutil.copytree(GOLDEN / "run", tmp_path / "run", symlinks=True)
+    path = run / "checkpoints" / "best" / part if part == "model.json" else run / part
+    seed = path.read_bytes()
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        write_card(run)
+        card_metadata(read_card(run / "MODEL_CARD.md"), "the card")
+
+    fuzz(read, damaged([seed], 40, 1000), tmp_path / f"card-of-{path.name}").check()
+
+
+def test_answers_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged answers about a repository, and damaged files in it whose hashes are right."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    files = {file.name: _bytes(file) for file in plan_push(GOLDEN / "run", "lab/t15").files}
+    names = sorted(files)
+
+    def read(content: bytes, folder: Path) -> None:
+        with run_hub() as hub:
+            monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+            monkeypatch.setattr(
+                constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            )
+            kind = content[0] % (len(names) + 1)
+            if kind == len(names):
+                hub.add("lab/t15", files)
+                hub.answers = {"/api/models/lab/t15": content[1:]}
+            else:
+                hub.add("lab/t15", files | {names[kind]: content[1:]})
+            load_model(find_checkpoint("hf:lab/t15"))
+            evaluate("hf:lab/t15", data=GOLDEN / "store")
+
+    listing = {"id": "lab/t15", "sha": "0" * 40, "private": False, "siblings": [
+        {"rfilename": name, "size": len(value), "blobId": "1" * 40} for name, value in files.items()
+    ]}  # fmt: skip
+    seeds = [bytes([i]) + files[name] for i, name in enumerate(names)]
+    seeds.append(bytes([len(names)]) + json.dumps(listing).encode())
+    fuzz(read, damaged(seeds, 15, 600), tmp_path / "hub").check(0.2)
+
+
+def _bytes(file: PushedFile) -> bytes:
+    return file.content if isinstance(file.content, bytes) else file.content.read_bytes()
 
 
 def test_descriptions(exported: Path, tmp_path: Path) -> None:

@@ -113,12 +113,15 @@ def test_settings_that_the_guard_found_are_advised(tmp_path: Path, scale: float,
     """A run that became healthy because the guard lowered eps."""
     run = make_run(tmp_path / "run", ["optimizer.eps=0.1"], per=0.2)
     rewind = {"action": "rewind", "rewound_to": 0, "lr_scale": scale, "eps": 1e-8}
-    rows = [{"step": 200, "kind": "stuck", **rewind}, {"step": 40, "kind": "search", "reason": "next trial", **rewind}]
+    rows = [
+        {"step": 200, "kind": "stuck", **rewind},
+        {"step": 40, "kind": "search", "reason": "next test run", **rewind},
+    ]
     run.incidents_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     diagnosis = diagnose(run.path)
     assert diagnosis.primary == "healthy"
     assert diagnosis.causes[0].factor == "eps"
-    assert "the guard rewound" in str(diagnosis.evidence) and "next trial" not in str(diagnosis.evidence)
+    assert "the guard rewound" in str(diagnosis.evidence) and "next test run" not in str(diagnosis.evidence)
     expected = {"optimizer.eps": 1e-8} | ({} if peak is None else {"schedule.peak_lr": pytest.approx(peak)})
     assert {
         k: v for k, v in diagnosis.fix().overrides.items() if k in ("optimizer.eps", "schedule.peak_lr")

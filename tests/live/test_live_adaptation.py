@@ -386,7 +386,7 @@ def test_bench_adapts_to_a_new_session(new_days: Path) -> None:
     [
         (("--adapt", "magic"), "'magic' is unknown; choose none, "),
         (("--adapt", "one-step", "--set", "speed=2"), "known settings"),
-        (("--set", "lr=0.1"), "name a method with --adapt"),
+        (("--set", "lr=0.1"), "--set requires --adapt"),
         (("--adapt", "one-step", "--source", "redis-logits"), "needs bins"),
     ],
 )

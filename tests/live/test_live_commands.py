@@ -103,9 +103,9 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
         (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
         (["live", "MODEL", "--record", "OTHER"], "is not a recording"),
         (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
-        (["live", "MODEL", "--record-session", "t15.2023.09.12"], "with --record too"),
+        (["live", "MODEL", "--record-session", "t15.2023.09.12"], "requires --record"),
         (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--no-words"], "no Redis"),
-        (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "name a store with --data"),
+        (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "give a store with --data"),
     ],
 )
 def test_invalid_options_exit_2_with_one_sentence(parts, tmp_path: Path, arguments: list[str], words: str) -> None:

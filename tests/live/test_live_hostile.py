@@ -94,7 +94,7 @@ def test_bins_are_refused_unless_the_socket_is_the_source(cohort_store: Path) ->
                     await asyncio.wait_for(frames.recv(), 5)
                 return closed.value.rcvd.code, closed.value.rcvd.reason
 
-        assert asyncio.run(go()) == (1008, "this server decodes another source; start it with --source socket")
+        assert asyncio.run(go()) == (1008, "this server does not accept bins; start it with --source socket")
 
 
 def connect_status(served: Served, path: str) -> int:

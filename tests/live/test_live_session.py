@@ -12,6 +12,7 @@ from arcuate.data.alphabet import BLANK, CLASSES, SILENCE
 from arcuate.decoding.hypothesis import word_alternatives
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.live.clients import Broadcaster, Viewer, parse_command
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
@@ -223,6 +224,22 @@ def test_a_session_decodes_measures_and_draws() -> None:
     assert rows == 80 and sum(p[0] == 2 for p in images) == session.latency.n_frames
 
 
+def test_the_error_rate_is_estimated_from_the_third_sentence_on() -> None:
+    found: list = []
+    reference = ErrorReference(0.1, 50, (0.5, -1.0, -0.5, -1.0, -1.5))
+    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, found.append, error_reference=reference)
+    session.start()
+    for name in "abcd":
+        for item in (Mark(name), Chunk(bins(80)), End()):
+            session.put(item)
+    session.stop()
+    estimates = [event["estimate"] for event in dict_events(found) if event["type"] == "final"]
+    assert estimates[:2] == [None, None] and [e["n_trials"] for e in estimates[2:]] == [3, 4]
+    assert all(0 < e["low"] < e["error_rate"] < e["high"] < 1 for e in estimates[2:])
+    _, without = run_session([Mark("a"), Chunk(bins(80)), End()])
+    assert [event["estimate"] for event in dict_events(without) if event["type"] == "final"] == [None]
+
+
 def test_commands_and_log_probs_use_the_same_queue() -> None:
     frame = np.full((6, len(CLASSES)), -np.log(len(CLASSES)), np.float32)
     items = [Command("close"), Chunk(bins(50)), Command("open"), LogProbs(frame), Command("end")]
@@ -370,7 +387,7 @@ def test_viewers_are_limited_and_leave() -> None:
         broadcaster = Broadcaster(asyncio.get_running_loop(), max_viewers=2, capacity=16)
         first = broadcaster.join()
         broadcaster.join()
-        with pytest.raises(UserError, match="2 viewers already"):
+        with pytest.raises(UserError, match="2 viewers is reached"):
             broadcaster.join()
         broadcaster.leave(first)
         broadcaster.join()

@@ -167,7 +167,7 @@ def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner)
 def test_a_missing_redis_server_is_reported(redis_url: str) -> None:
     from arcuate.live.sources.streams import connect
 
-    with pytest.raises(UserError, match="no Redis server answers"):
+    with pytest.raises(UserError, match="no Redis server responds"):
         connect("redis://127.0.0.1:1")
 
 

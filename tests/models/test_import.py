@@ -133,7 +133,7 @@ def test_wrong_kind(tmp_path):
         ({"model__patch_stride": None}, "patch_stride is None, expected a number"),
         ({"model__patch_stride": 99}, "stride"),
         ({"dataset__sessions": SESSIONS[:2]}, "4 session layers"),
-        ({"dataset__sessions": None}, "name them with --sessions"),
+        ({"dataset__sessions": None}, "list them with --sessions"),
         ({"dataset__data_transforms": {"smooth_kernel_std": 1e9}}, "smoothing"),
     ],
 )

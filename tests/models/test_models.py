@@ -21,7 +21,15 @@ from arcuate.models.config import (
 from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.front_end import SessionLayer, gaussian_kernel, normalise, smooth
 from arcuate.models.gru import GRU, gru_recurrence
-from arcuate.models.model import Model, count_parameters, parameter_groups
+from arcuate.models.io import load_model, save_model
+from arcuate.models.model import (
+    Model,
+    add_session,
+    copy_session_layer,
+    count_parameters,
+    parameter_groups,
+    single_session_model,
+)
 
 B2T25 = ModelSettings(
     front_end=FrontEndSettings(session_layer=SessionLayerSettings(dropout=0.2)),
@@ -103,6 +111,19 @@ def test_gru_equals_torch(bidirectional, depth):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_dropout_of_the_gru_on_a_gpu_is_drawn_by_torch(bidirectional, monkeypatch):
+    """cuDNN's own dropout has a state that `torch.manual_seed` does not reset: a resumed run would differ."""
+    encoder = GRU(GRUSettings(width=5, depth=2, bidirectional=bidirectional, dropout=0.5), Patch(bins=2, stride=1), 3)
+    bins, n_frames = torch.randn(3, 9, 3), torch.tensor([8, 1, 5])
+    monkeypatch.setattr(encoder.gru, "forward", lambda *args: pytest.fail("all layers in one call, with dropout"))
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(encoder.train()._forward_torch(bins, n_frames, encoder.start(3), (), (8, 1, 5))[0])
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
 def test_gru_with_lengths_equals_torch_packed(monkeypatch):
     torch.manual_seed(0)
     encoder = GRU(GRUSettings(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()
@@ -143,6 +164,44 @@ def test_project_patches_equals_a_product_of_patches(n_bins, size, stride):
     expected = torch.nn.functional.linear(extract_patches(bins, patch), weight, bias).transpose(0, 1)
     torch.testing.assert_close(project_patches(bins, weight, bias, patch), expected)
     assert torch.autograd.gradcheck(lambda *x: project_patches(*x, patch), [bins, weight, bias])
+
+
+@pytest.mark.parametrize("from_previous", [False, True])
+def test_low_rank_session_maps(from_previous, tmp_path):
+    """The map that sessions share, and its changes; at the start, and after loading, adding and isolating sessions."""
+    settings = SessionLayerSettings(rank=2, from_previous=from_previous)
+    model = make_model(session_layer=settings)
+    layer = model.front_end.session_layer
+    assert all(torch.equal(m, torch.eye(5)) for m in layer.maps())
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    changes = [left @ right for left, right in zip(layer.left, layer.right, strict=True)]
+    expected = [layer.shared + sum(changes[: s + 1] if from_previous else [changes[s]]) for s in range(3)]
+    for found, wanted in zip(layer.maps(), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    bins, n_bins, session = torch.randn(3, 20, 5), torch.tensor([20, 20, 20]), torch.tensor([0, 1, 2])
+    with torch.no_grad():
+        outputs = model(bins, n_bins, session).log_probs["ctc"]
+        full = add_session(model, "new", "s1")
+        assert full.config.settings.front_end.session_layer.rank is None
+        torch.testing.assert_close(full(bins, n_bins, session).log_probs["ctc"], outputs)
+        torch.testing.assert_close(full(bins[1:2], n_bins[:1], torch.tensor([3])).log_probs["ctc"][0], outputs[1])
+        single = single_session_model(model, "s2", *copy_session_layer(model, "s2"))
+        torch.testing.assert_close(single(bins[2:], n_bins[:1], session[:1]).log_probs["ctc"][0], outputs[2])
+        save_model(tmp_path, model)
+        assert torch.equal(load_model(tmp_path)(bins, n_bins, session).log_probs["ctc"], outputs)
+    assert len(parameter_groups(model)["session"]) == 1 + 3 * 3
+
+
+def test_low_rank_gradients_reach_the_shared_map_and_the_sessions_of_the_batch():
+    model = make_model(session_layer=SessionLayerSettings(rank=2)).train()
+    outputs = model(torch.randn(2, 20, 5), torch.tensor([20, 20]), torch.tensor([2, 0]))
+    outputs.log_probs["ctc"].square().sum().backward()
+    layer = model.front_end.session_layer
+    assert layer.shared.grad.abs().sum() > 0
+    assert [part.grad is None for part in layer.left] == [False, True, False]
+    with pytest.raises(ValueError, match="from_previous needs a rank"):
+        SessionLayerSettings(from_previous=True)
 
 
 @pytest.mark.parametrize("activation", ["softsign", "none"])

@@ -70,7 +70,9 @@ def models(draw, bidirectional=st.booleans(), transducer=st.just(NO_TRANSDUCER))
         log1p=draw(st.booleans()),
         rolling_bins=50,
         smoothing=SmoothingSettings(sd=draw(st.sampled_from([0.0, 2.0])), taps=draw(st.sampled_from([1, 4, 9, 20]))),
-        session_layer=SessionLayerSettings(enabled=draw(st.booleans()), layer_norm=draw(st.booleans())),
+        session_layer=SessionLayerSettings(
+            enabled=draw(st.booleans()), layer_norm=draw(st.booleans()), rank=draw(st.sampled_from([None, 2]))
+        ),
         channel_gate=ChannelGateSettings(enabled=draw(st.booleans()), ratio=2),
         stem=ConvStemSettings(enabled=draw(st.booleans()), conv_kernel=draw(st.integers(2, 7))),
         patch=Patch(bins=size, stride=draw(st.integers(1, size))),

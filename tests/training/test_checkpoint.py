@@ -17,10 +17,10 @@ from arcuate.config import to_yaml
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl, write_json, write_text
-from arcuate.run import find_checkpoint
+from arcuate.run import absolute_parent, find_checkpoint, split_parent
 from arcuate.training.checkpoint import Best, add_checksum, link, load_checkpoint, repair_best_links
 from arcuate.training.environment import Distributed
-from arcuate.training.start import Start, absolute_parent, resume, split_parent, start_from, start_run
+from arcuate.training.start import Start, resume, start_from, start_run
 from arcuate.training.state import TrainingState
 from support.training import make_recipe, make_state
 

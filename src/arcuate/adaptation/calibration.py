@@ -111,7 +111,7 @@ class CurvePoint:
     low: float | None
     high: float | None
     n_trials: int
-    gain: float | None = None  # decrease of PER against no calibration, on the same trials
+    gain: float | None = None  # decrease of PER relative to no calibration, on the same trials
     gain_low: float | None = None
     gain_high: float | None = None
 

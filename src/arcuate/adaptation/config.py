@@ -103,7 +103,7 @@ def resolve_adaptation(adapt: str | Adaptation, settings: Overrides | None = Non
     """Return the settings of a method given by name, changed by `settings`, or complete settings as they are."""
     if isinstance(adapt, Adaptation):
         if settings:
-            raise UserError("settings of adaptation are given twice; name a method, or leave the changes out")
+            raise UserError("complete adaptation settings and changes to them are both given; pass one of them")
         return adapt
     if adapt not in METHODS:
         raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
@@ -113,7 +113,7 @@ def resolve_adaptation(adapt: str | Adaptation, settings: Overrides | None = Non
 def optional_adaptation(adapt: str | Adaptation | None, settings: Overrides | None = None) -> Adaptation | None:
     """`resolve_adaptation`, or None without a method."""
     if adapt is None and settings:
-        raise UserError("--set changes settings of adaptation; name a method with --adapt, such as one-step")
+        raise UserError("--set requires --adapt METHOD, such as --adapt one-step")
     return None if adapt is None else resolve_adaptation(adapt, settings)
 
 

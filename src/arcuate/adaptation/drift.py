@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SAME_ORDER = 0.4  # channel-order similarity below which channels are reported as re-ordered
 
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
-_MAX_DIMENSIONS = 10  # of the subspace in which tuned activity lies
+_MAX_DIMENSIONS = 10  # dimensions of the subspace in which tuned activity lies
 _CHANNELS_PER_DIMENSION = 3  # at least; a subspace of half the channels would span nearly all activity
 _FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
 _MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel

@@ -28,12 +28,14 @@ from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import (
     ModelSource,
     Provenance,
     ScoredSplit,
     check_outputs,
     choose_search,
+    find_error_reference,
     find_provenance,
     find_source,
     open_store,
@@ -43,6 +45,7 @@ from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.evaluation.trials import PhonemeMetrics, Search, TrialResult, phoneme_search, summarise, write_results
+from arcuate.evaluation.unlabelled import ErrorEstimate, ErrorReference, estimate_error, measure_trial
 from arcuate.files import READ_ONLY, to_frame
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
@@ -165,6 +168,7 @@ class SessionResult:
     expected_confidence: float | None
     confidence: float | None
     seconds_per_trial: float | None
+    estimate: ErrorEstimate | None = None  # of the trials without labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +176,7 @@ class AdaptationResult:
     """Error rates with and without adaptation, over all trials and by session."""
 
     run: Run
-    metrics: PhonemeMetrics  # of the adapted model
+    metrics: PhonemeMetrics  # error rates of the adapted model
     provenance: Provenance
     settings: Adaptation
     pseudo_labels: str  # how pseudo-labels were made
@@ -191,7 +195,8 @@ class AdaptationResult:
         """The result in one sentence."""
         metrics, method = self.metrics, self.settings.method
         if metrics.per is None:
-            return f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels"
+            estimates = [f"{s.session}: {s.estimate.summary()}" for s in self.sessions if s.estimate is not None]
+            return "\n".join([f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels", *estimates])
         if method == "none":
             return f"PER {percent(metrics.per)} unadapted, {metrics.interval_text}"
         p = "" if self.difference is None else f" (p = {self.difference.p:.4f})"
@@ -258,7 +263,7 @@ def evaluate_adaptation(
     if head != "ctc":
         raise UserError(f"--adapt uses the CTC head, got --head {head}; use --head ctc")
     if lm is None and (decoding is not None or lexicon != "default"):
-        raise UserError("--lexicon and --config require a language model; name one with --lm")
+        raise UserError("--lexicon and --config require a language model; give one with --lm")
     opened = open_run(run)
     source = find_source(opened, checkpoint)
     config, validate = source.config, choose_search(source.config.validate_, search, beam)
@@ -273,6 +278,8 @@ def evaluate_adaptation(
     adapted = adapt_sessions(adapter, store, trials, phoneme_search(validate, model.config.classes), True, progress)
     results = [t.result for session in adapted for t in session.trials]
     scored = ScoredSplit(source, store, model, validate, "ctc", None, results)
+    unlabelled = any(r.score is None for r in results)
+    reference = find_error_reference(source, model, progress) if unlabelled else None
     result = AdaptationResult(
         opened,
         summarise(results),
@@ -280,11 +287,12 @@ def evaluate_adaptation(
         adaptation,
         "greedy" if lm is None else f"words of {lm}",
         *compare_with_unadapted(adapted),
-        sessions=tuple(summarise_session(session) for session in adapted),
+        sessions=tuple(summarise_session(session, reference) for session in adapted),
         peak_rss_mb=peak_rss_mb(),
     )
     try:
         write_results(opened, split, label, results, result.to_dict(), store, model.config.classes)
+        refresh_card(opened)
     except OSError as error:
         if results_required or error.errno not in READ_ONLY:
             raise
@@ -327,7 +335,7 @@ def _load_word_labeller(
     decoding: DecodingConfig | str | Path | None,
     progress: Progress | None,
 ) -> Labeller:
-    # Imported here: the Numba kernels cost half a second that greedy pseudo-labels do not need.
+    # Imported here: the Numba kernels take half a second to load, and greedy pseudo-labels do not need them.
     from arcuate.decoding.word_search.search import build_word_search
 
     if not isinstance(decoding, DecodingConfig):
@@ -347,8 +355,11 @@ def compare_with_unadapted(sessions: Sequence[AdaptedSession]) -> tuple[float | 
     return total(unadapted).rate, difference, _mean([t.seconds for t in trials])
 
 
-def summarise_session(session: AdaptedSession) -> SessionResult:
+def summarise_session(session: AdaptedSession, reference: ErrorReference | None = None) -> SessionResult:
+    """Summary of a session; with a reference, also an estimate of the error rate of its trials without labels."""
     trials, state = session.trials, session.state
+    without = [t.result.log_probs for t in trials if t.result.score is None]
+    evidence = [measure_trial(log_probs) for log_probs in without if log_probs is not None]
     fallbacks = [t.fallback for t in trials if t.fallback is not None]
     return SessionResult(
         session=state.session,
@@ -365,6 +376,7 @@ def summarise_session(session: AdaptedSession) -> SessionResult:
         expected_confidence=state.expected.mean if state.expected else None,
         confidence=_mean([t.confidence for t in trials]),
         seconds_per_trial=_mean([t.seconds for t in trials]),
+        estimate=None if reference is None else estimate_error(evidence, reference),
     )
 
 

@@ -105,5 +105,5 @@ def log_missing_reference(method: Method, has_known_sessions: bool) -> None:
     if method in GRADIENT_METHODS and not has_known_sessions:
         logger.info(
             "there are no recordings of sessions that the model was trained on, so drift cannot be measured and"
-            " every step has full length; name a store that has them with --data"
+            " every step has full length; give a store that has them with --data"
         )

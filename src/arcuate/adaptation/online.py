@@ -220,7 +220,7 @@ def input_statistics(model: Model, bins: Tensor) -> InputStatistics:
 
 
 def match_statistics(initial: AffineLayer, reference: InputStatistics, current: InputStatistics) -> AffineLayer:
-    """Return the layer under which current outputs have the mean and SD of the reference session's.
+    """Return the layer whose outputs on current input have the mean and SD of those on the reference session.
 
     Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: covariance
     does not reveal a rotation of the tuning, and the smallest map that matches it is not the correct one
@@ -374,7 +374,7 @@ def hypothesis_tokens(
 
 
 def word_phonemes(search: "WordSearch", words: Sequence[str]) -> Iterator[str]:
-    """Phonemes of words as in training labels, or from the lexicon if it lacks that pronunciation."""
+    """Phonemes of words as in training labels; from the lexicon if it has no such pronunciation."""
     in_context = iter(_split_words(pronounce(" ".join(words)).names))  # homographs depend on neighbours
     for word in words:
         parts = [next(in_context, ()) for _ in _split_words(pronounce(word).names)]

@@ -101,7 +101,7 @@ class ModelComparison:
 class ExpectedConfidence:
     """Confidence of the model on known sessions."""
 
-    mean: float  # of session means
+    mean: float  # mean of session means
     session_sd: float = 0.0  # SD of session means
     trial_sd: float = 0.0  # SD of trials within a session
 
@@ -117,7 +117,7 @@ class SessionState:
     moments: AdamMoments
     reference: InputStatistics | None = None  # input of `init_session`
     expected: ExpectedConfidence | None = None  # None: no recordings of known sessions
-    unadapted_confidence: tuple[float, ...] = ()  # of the last trials, all-blank ones left out
+    unadapted_confidence: tuple[float, ...] = ()  # confidence on the last trials, without all-blank ones
     observed: InputStatistics | None = None  # input of this session
     buffer: tuple[DecodedTrial, ...] = ()  # for replay
     comparison: ModelComparison = field(default_factory=ModelComparison)

@@ -16,8 +16,10 @@ from arcuate.files import TOO_MANY_FILES
 
 __all__ = ["app", "main"]
 
+_MODULES = {"import": "import_", "load": "push"}  # of other names than their command
+
 for _command in COMMANDS:  # each module registers its commands with `app`
-    import_module(f"arcuate.cli.{'import_' if _command == 'import' else _command.replace('-', '_')}")
+    import_module(f"arcuate.cli.{_MODULES.get(_command, _command.replace('-', '_'))}")
 
 
 def main() -> NoReturn:

@@ -85,6 +85,6 @@ def _print_result(ablation: "AblationResult") -> None:
     for run, reason in ablation.failed.items():
         say(f"{run} failed: {reason}")
     if ablation.missing:
-        say(f"missing or incomplete, and in no effect: {'; '.join(ablation.missing)}")
+        say(f"missing or incomplete, and excluded from all effects: {'; '.join(ablation.missing)}")
     if ablation.runs:
         say(f"wrote {experiment.out / 'ablation.html'}")

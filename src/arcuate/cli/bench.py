@@ -22,7 +22,9 @@ from arcuate.cli.app import (
 )
 from arcuate.cli.console import emit_json, out, percent, print_table, progress
 
-_bench_app = typer.Typer(help="Measure speed on this machine, and robustness.", no_args_is_help=True)
+_bench_app = typer.Typer(
+    help="Benchmarks: latency on this machine, and robustness to corrupted input.", no_args_is_help=True
+)
 app.add_typer(_bench_app, name="bench")
 
 
@@ -73,9 +75,11 @@ def robustness(
     split: Annotated[str, typer.Option(help="val, test, dev or train.")] = "val",
     data: Annotated[Path | None, typer.Option(help="Store; default: the store of the training run.")] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
-    corruption: Annotated[list[str] | None, typer.Option(help="Only this corruption; may be repeated.")] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Largest number of trials; 0 = all.")] = 100,
-    defences: Annotated[bool, typer.Option("--defences/--no-defences", help="Also measure the defences.")] = True,
+    corruption: Annotated[list[str] | None, typer.Option(help="Run only this corruption; may be repeated.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Maximum number of trials; 0 = all.")] = 100,
+    defences: Annotated[
+        bool, typer.Option("--defences/--no-defences", help="Also measure each defence against corruption.")
+    ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the corruptions.")] = 0,
     as_json: Json = False,
 ) -> None:

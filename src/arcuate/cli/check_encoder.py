@@ -24,7 +24,8 @@ def check_encoder(
         emit_json(result.to_dict())
     else:
         words = {True: "passed", False: "FAILED", None: "–"}
-        print_table(("law", "result", "detail"), [(law.law, words[law.passed], law.detail) for law in result.laws])
-        verdict = "satisfies all laws" if result.passed else "does not satisfy all laws; see the table"
+        rows = [(check.name, words[check.passed], check.detail) for check in result.checks]
+        print_table(("property", "result", "detail"), rows)
+        verdict = "all checks passed" if result.passed else "some checks failed; see the table"
         say(f"{kind}, {counted(result.n_parameters, 'parameter')} in the test model: {verdict}")
     raise typer.Exit(0 if result.passed else 1)

@@ -12,7 +12,7 @@ from arcuate.cli.console import emit_json, out, say
 @app.command()
 def cite(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Json = False) -> None:
     """Print what to cite for a run: software, data set and methods."""
-    from arcuate.experiments.cite import cite as find_references
+    from arcuate.evaluation.cite import cite as find_references
 
     result = find_references(run)
     if as_json:

@@ -25,7 +25,7 @@ _SAMPLE_WIDTH = 100
 
 
 class _Console(Console):
-    """Output that may quote files: control characters are escaped, because a terminal would obey them."""
+    """Output that may quote files: control characters are escaped, because a terminal would interpret them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -34,7 +34,7 @@ class _Console(Console):
 
 
 class _MessageConsole(_Console):
-    """Messages are optional: if their reader goes away, the command continues without them."""
+    """Messages are optional: if stderr is closed, the command continues without them."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

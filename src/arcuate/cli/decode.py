@@ -20,9 +20,10 @@ from arcuate.cli.app import (
     WeightsFile,
     app,
 )
-from arcuate.cli.console import emit_json, progress
+from arcuate.cli.console import emit_json, progress, say
 from arcuate.cli.console import out as stdout
 from arcuate.errors import UserError
+from arcuate.hub import is_hub_name
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -33,11 +34,11 @@ def decode(
     scores: ScoresPath,
     file: Annotated[
         Path | None,
-        typer.Argument(help="After the word `logits`: a file of logits of another program (.npz, .npy, .mat, .pkl)."),
+        typer.Argument(help="With `logits` as the first argument: logits of another program (.npz, .npy, .mat, .pkl)."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="JSON lines to write, one per trial; by default in the folder of a run."),
+        typer.Option("--out", help="JSON lines file to write, one line per trial; default: in the run folder."),
     ] = None,
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
@@ -55,14 +56,16 @@ def decode(
     llm: Annotated[
         Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
     ] = None,
-    llm_every: Annotated[int, typer.Option(min=1, max=100, help="With --llm: words between its scores.")] = 2,
+    llm_every: Annotated[
+        int, typer.Option(min=1, max=100, help="With --llm: score the beam every this many words.")
+    ] = 2,
     alpha: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --llm: its share of the language-model score.")
+        float, typer.Option(min=0.0, max=1.0, help="With --llm: its weight in the language-model score.")
     ] = 0.5,
     reject_below: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Mark sentences as rejected if the probability that they are right is lower."
+            min=0.0, max=1.0, help="Mark sentences as rejected if their probability of being correct is lower."
         ),
     ] = None,
     checkpoint: Annotated[
@@ -77,10 +80,11 @@ def decode(
         if str(scores) != "logits":
             raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
         scores = file
-    if out is None and not scores.is_dir() and scores.suffix != ".arcx":
+    if out is None and not is_hub_name(scores) and not scores.is_dir() and scores.suffix != ".arcx":
         raise UserError(
-            "--out is required with a file of frame scores; name the file to write, one JSON line per trial"
+            "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )
+    replaces = out is not None and out.is_file() and out.stat().st_size > 0
     with progress("loading") as report:
         transcription = decode_words(
             scores,
@@ -103,11 +107,13 @@ def decode(
             checkpoint=checkpoint,
             progress=report,
         )
+    if replaces:
+        say(f"replaced the earlier {out}")
     emit_json(transcription.to_dict()) if as_json else print_transcription(transcription)
 
 
 def print_transcription(transcription: "Transcription") -> None:
-    """Print the first texts, error rates and cost."""
+    """Print the first texts, error rates and computation time."""
     for transcript in transcription[:3]:
         stdout.print(f"  {transcript.text}", soft_wrap=True, markup=False)
     stdout.print(transcription.summary(), soft_wrap=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @app.command(cls=WithSettings)
 def demo(
-    run: Annotated[Path, typer.Option(help="Run folder; replaced if the demo made it.")] = Path("runs/demo"),
-    data: Annotated[Path, typer.Option(help="Data folder; replaced if the demo made it.")] = Path("data/demo"),
+    run: Annotated[Path, typer.Option(help="Run folder; an earlier demo there is replaced.")] = Path("runs/demo"),
+    data: Annotated[Path, typer.Option(help="Data folder; an earlier demo there is replaced.")] = Path("data/demo"),
     overrides: OverrideList = None,
     as_json: Json = False,
 ) -> None:

@@ -26,10 +26,10 @@ def doctor(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with the curves to this file.")] = None,
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read a pickle; nothing in it is executed.")
+        bool, typer.Option("--allow-pickle", help="Accept a pickle file; nothing in it is executed.")
     ] = False,
     fix: Annotated[
-        Path | None, typer.Option(help="Write a recipe with the remedy, which extends that of the run, to this file.")
+        Path | None, typer.Option(help="Write a recipe that extends that of the run with the remedy to this file.")
     ] = None,
     try_it: Annotated[
         bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")
@@ -98,7 +98,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     if diagnosis.runs:
         _print_runs(diagnosis)
     if diagnosis.causes:
-        out.print("\nlikely causes, the most likely first")
+        out.print("\nlikely causes, most likely first")
         for i, cause in enumerate(diagnosis.causes, start=1):
             out.print(Padding(Text(f"{i}. {cause.cause}: {cause.because}"), (0, 0, 0, 2)))
             out.print(Padding(Text(f"try {cause.change}", style="dim"), (0, 0, 0, 5)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, model folder written by `arcuate import`, or hf:ORG/NAME.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
     data: Annotated[
         Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")
@@ -48,7 +48,10 @@ def evaluate(
     ] = 1,
     view_noise: Annotated[float, typer.Option(min=0.0, max=10.0, help="With --views: SD of the noise.")] = 0.2,
     floor: Annotated[
-        bool, typer.Option("--floor", help="Train the recipe on input without neural information; find shortcuts.")
+        bool,
+        typer.Option(
+            "--floor", help="Train the recipe on input without neural information, and detect shortcuts in the data."
+        ),
     ] = False,
     floor_steps: Annotated[
         int | None, typer.Option(min=1, help="With --floor: training steps; default: as in the recipe.")
@@ -99,7 +102,7 @@ def evaluate(
         emit_json(found.to_dict()) if as_json else out.print(found.summary(), soft_wrap=True)
         return
     if adapt is not None and views > 1:
-        raise UserError("--views does not combine with --adapt; leave one of them out")
+        raise UserError("--views and --adapt are mutually exclusive; remove one of them")
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
 
@@ -112,7 +115,7 @@ def evaluate(
         return
     if session or setting or lm or config or lexicon != "default":
         raise typer.BadParameter(
-            "--session and --set require --adapt METHOD; --lm, --lexicon and --config that or --confidence"
+            "--session and --set require --adapt METHOD; --lm, --lexicon and --config require --adapt or --confidence"
         )
     from arcuate.evaluation.evaluate import evaluate as evaluate_run
 
@@ -137,7 +140,7 @@ def print_confidence(
     if as_json:
         emit_json(decoded.to_dict())
         return
-    columns = ("confidence", "words", "mean confidence", "right")
+    columns = ("confidence", "words", "mean confidence", "correct")
     rows = [
         (f"{b.low:.1f} to {b.high:.1f}", str(b.n), percent(b.confidence), percent(b.accuracy))
         for b in measured.words.bins
@@ -145,8 +148,8 @@ def print_confidence(
     ]
     print_table(columns, rows, title=f"Reliability of word confidences ({split})", right=columns[1:])
     risk = dict(measured.words.risk_coverage)
-    most = ", ".join(f"{percent(risk[c])} of the surest {c:.0%}" for c in (0.25, 0.5, 0.75, 1.0))
-    out.print(f"wrong words: {most}", soft_wrap=True)
+    most = ", ".join(f"{percent(risk[c])} of the most confident {c:.0%}" for c in (0.25, 0.5, 0.75, 1.0))
+    out.print(f"incorrect words: {most}", soft_wrap=True)
     out.print(measured.summary(), soft_wrap=True)
 
 
@@ -178,3 +181,8 @@ def print_adaptation(result: "AdaptationResult") -> None:
         print_table((*names, *numbers), rows, title=f"PER by session ({result.provenance.split})", right=numbers)
     out.print(result.summary(), soft_wrap=True)
     say(f"one line per trial in {result.results_file}")
+    if new := [row.session for row in result.sessions if not row.known]:
+        say(
+            "where sentences can be copied, calibration lowers the error rate further:"
+            f" arcuate calibrate RUN --session {new[-1]} --sentences 20"
+        )

@@ -8,7 +8,7 @@ from arcuate.cli.app import Json, WithDefault, app
 from arcuate.cli.console import counted, emit_json, out, say
 from arcuate.errors import UserError
 
-_launch_app = typer.Typer(help="Run a command as a batch job of a cluster.", no_args_is_help=True)
+_launch_app = typer.Typer(help="Submit a command as a batch job on a cluster.", no_args_is_help=True)
 app.add_typer(_launch_app, name="launch")
 
 
@@ -18,7 +18,7 @@ def slurm(
         list[str], typer.Argument(metavar="-- COMMAND…", help="train, sweep or ablate with its options.")
     ],
     time: Annotated[
-        str, typer.Option(help="Time limit of one start of the job: minutes, HH:MM:SS or D-HH:MM:SS.")
+        str, typer.Option(help="Time limit of the job until it is requeued: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "60",
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs per node; one process for each.")] = 0,
@@ -30,15 +30,21 @@ def slurm(
     qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
     name: Annotated[str, typer.Option(help="Name of the job.")] = "arcuate",
     sbatch: Annotated[list[str] | None, typer.Option(help="Any other option of sbatch, such as nice=100.")] = None,
-    setup: Annotated[list[str] | None, typer.Option(help="Shell line before the command: 'module load cuda'.")] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="Shell command to run first, such as 'module load cuda'.")
+    ] = None,
     signal: Annotated[int, typer.Option(min=1, help="Seconds before the time limit to stop with a checkpoint.")] = 120,
-    requeues: Annotated[int, typer.Option(min=0, help="How often the job may be put back into the queue.")] = 100,
-    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Jobs that share a sweep or an ablation.")] = 1,
-    parallel: Annotated[int, typer.Option(min=1, help="Jobs of an array that run at the same time.")] = 256,
+    requeues: Annotated[int, typer.Option(min=0, help="Maximum number of times the job is requeued.")] = 100,
+    workers: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Number of jobs that work on the same sweep or ablation.")
+    ] = 1,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Maximum number of array tasks that run at the same time.")
+    ] = 256,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit train, sweep or ablate to Slurm; a job that reaches its time limit continues where it stopped."""
+    """Submit train, sweep or ablate to Slurm; a job that reaches its time limit is requeued and resumes."""
     from arcuate.experiments.launch import SlurmSettings, launch
 
     _check(command)

@@ -63,7 +63,7 @@ def live(
     session: SessionName = None,
     speed: Annotated[float, typer.Option(min=0.1, max=64.0, help="Speed of the replay; 1 = real time.")] = 1.0,
     continuous: Annotated[
-        bool, typer.Option("--continuous", help="Replay: find sentences by silence, not by trial.")
+        bool, typer.Option("--continuous", help="With a replay: split sentences at silences, not at trials.")
     ] = False,
     stored_statistics: Annotated[
         bool,
@@ -83,11 +83,11 @@ def live(
         float | None, typer.Option(min=0.1, max=60.0, help="Seconds of silence that end a sentence.")
     ] = None,
     closed: Annotated[
-        bool, typer.Option("--closed", help="Start without decoding, until it is started on the page.")
+        bool, typer.Option("--closed", help="Start with decoding off; it is started on the page.")
     ] = False,
     phrase: Annotated[
         str | None,
-        typer.Option(help="Start without showing text, until this sentence is decoded or the page starts decoding."),
+        typer.Option(help="Start with text hidden until this sentence is decoded, or decoding is started on the page."),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[

@@ -37,16 +37,16 @@ def prepare(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Reader: nwb, falcon-h2, corp, the name of an installed reader, or an import path; default: detected"
-            " ('24 or '25 release).",
+            help="Reader: nwb, falcon-h2, corp, handwriting, the name of an installed reader, or an import path;"
+            " default: detected ('24 or '25 release).",
         ),
     ] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that says which column of an NWB file is what; see --describe.")
+        Path | None, typer.Option(help="YAML file that maps the columns of an NWB file; see --describe.")
     ] = None,
     describe: Annotated[
         bool,
-        typer.Option("--describe", help="Print what is inside one HDF5, NWB or MATLAB file, and a mapping for it."),
+        typer.Option("--describe", help="Print the contents of one HDF5, NWB or MATLAB file, and a suggested mapping."),
     ] = False,
     targets: Annotated[
         str | None,
@@ -65,7 +65,7 @@ def prepare(
         print_description(source, as_json)
         return
     if store is None:
-        raise UserError("name the folder to write the store to: arcuate prepare SOURCE STORE")
+        raise UserError("STORE is missing; give the folder to write: arcuate prepare SOURCE STORE")
     with progress("scanning files") as report_progress:
         if dry_run:
             report = inspect_source(source, features=features, layout=layout, mapping=mapping, progress=report_progress)
@@ -97,12 +97,15 @@ def print_description(file: Path, as_json: bool) -> None:
         return
     shapes = ["" if e.shape is None else " × ".join(map(str, e.shape)) or "scalar" for e in found.entries]
     rows = [(entry.path, entry.kind, shape) for entry, shape in zip(found.entries, shapes, strict=True)]
-    print_table(("entry", "kind", "shape"), rows)
+    if found.mapping is None:
+        print_table(("entry", "kind", "shape"), rows)
+    else:  # the output is a mapping file, with the contents as comments
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"# {path:<{widths[0]}}  {kind:<{widths[1]}}  {shape}".rstrip() for path, kind, shape in rows]
+        out.print("\n".join([*lines, found.mapping_text()]), soft_wrap=True, markup=False, highlight=False)
+        say("this output is a mapping: save it as a file, check it, and pass it with --layout nwb --mapping FILE")
     for note in found.notes:
         say(note)
-    if found.mapping is not None:
-        say("a mapping for --layout nwb --mapping FILE; check it, and save it as FILE:")
-        out.print(found.mapping_text(), soft_wrap=True, markup=False, highlight=False)
 
 
 def print_report(report: "PrepareReport", store: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _sweep_app = typer.Typer(
-    help="Search for better settings: `arcuate sweep RECIPE SPACE …`, and the status of a search.",
+    help="Hyperparameter search: `arcuate sweep RECIPE SPACE …`, and its status.",
     cls=WithDefault,
     no_args_is_help=True,
 )
@@ -26,7 +26,7 @@ StorageUrl = Annotated[
         "--storage",
         envvar="ARCUATE_STORAGE",
         show_envvar=True,
-        help="Database that keeps the study, postgresql://USER@HOST/DATABASE or sqlite:///FILE; or grpc://HOST:PORT.",
+        help="Database of the study, postgresql://USER@HOST/DATABASE or sqlite:///FILE; or grpc://HOST:PORT.",
     ),
 ]
 
@@ -39,15 +39,17 @@ def run(
     data: StorePath = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option("--out", help="Sweep folder; one run folder per configuration.")] = ...,  # type: ignore[assignment]
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Number of configurations over all workers.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the proposed settings.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampled settings.")] = 0,
     storage: StorageUrl = None,
     heartbeat: Annotated[
         int,
-        typer.Option(min=1, help="With a database: seconds between heartbeats; after four missing, a worker is dead."),
+        typer.Option(
+            min=1, help="With a database: seconds between heartbeats; a worker that misses four counts as dead."
+        ),
     ] = 30,
     as_json: Json = False,
 ) -> None:
-    """Search for better settings; `run` may be omitted. Start the same command several times for parallel workers."""
+    """Search hyperparameters; `run` may be omitted. Start the same command several times for parallel workers."""
     from arcuate.experiments.sweep import sweep
 
     result = sweep(
@@ -70,7 +72,7 @@ def run(
 
 @_sweep_app.command()
 def status(
-    folder: Annotated[Path, typer.Argument(help="Sweep folder; with --storage only its name counts.")],
+    folder: Annotated[Path, typer.Argument(help="Sweep folder; with --storage only its name is used.")],
     storage: StorageUrl = None,
     as_json: Json = False,
 ) -> None:

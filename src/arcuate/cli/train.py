@@ -31,7 +31,7 @@ def train(
         typer.Option(min=1, max=1000, help="Train N seeds, each into RUN/seed-K, and report the spread."),
     ] = None,
     only: Annotated[
-        int | None, typer.Option("--only", min=0, help="With --seeds: train only this one of them, counted from 0.")
+        int | None, typer.Option("--only", min=0, help="With --seeds: train only the seed with this index, from 0.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -52,7 +52,7 @@ def train(
     }
     if seeds is None:
         if only is not None:
-            raise UserError("--only needs --seeds: it selects one of them")
+            raise UserError("--only requires --seeds; it selects one of the seeds")
         from arcuate.experiments.train import train as train_recipe
 
         result = train_recipe(recipe, data, run, **options)

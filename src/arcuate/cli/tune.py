@@ -46,7 +46,7 @@ def tune(
     ] = False,
     accuracy: Annotated[
         float,
-        typer.Option(min=0.5, max=0.999, help="With --confidence: share of right words among the accepted ones."),
+        typer.Option(min=0.5, max=0.999, help="With --confidence: target share of correct words among accepted ones."),
     ] = 0.95,
     split: SplitName = "val",
     data: MovedStore = None,

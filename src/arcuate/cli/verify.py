@@ -15,7 +15,7 @@ def verify(
     layout: Annotated[str | None, typer.Option(help="falcon-h2 for FALCON H2; default: detected.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a downloaded release against what is known of it: sessions, trials, channels, sizes."""
+    """Check that a downloaded release is complete: sessions, trials, channels, sizes."""
     from arcuate.data.verify import verify as check
 
     with progress("counting trials") as report:
@@ -27,6 +27,6 @@ def verify(
             ("property", "found", "expected", "status"),
             [(c.what, c.found, c.expected, c.status) for c in result.checks],
         )
-        verdict = "complete as far as is known" if result.complete else "not the complete release; download it again"
+        verdict = "complete; all known numbers match" if result.complete else "incomplete or altered; download it again"
         say(f"{path}, {result.release} (doi:{result.doi}): {verdict}")
     raise typer.Exit(0 if result.complete else 1)

@@ -11,7 +11,7 @@ from itertools import pairwise
 PHONEMES: tuple[str, ...] = tuple(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()
 )
-# Names of the two special classes; the first is ours, the others are those of third-party decoders.
+# Names of the two special classes: first the name used here, then the names used by third-party decoders.
 BLANK_NAMES = ("BLANK", "<ctc>", "<blank>", "<pad>", "_")
 BOUNDARY_NAMES = ("SIL", "|", ">", "<space>", " ")
 BLANK_NAME, SILENCE_NAME = BLANK_NAMES[0], BOUNDARY_NAMES[0]
@@ -50,7 +50,7 @@ def token_names(tokens: Iterable[int], classes: Sequence[str] = CLASSES) -> list
 
 
 def token_unit(classes: Sequence[str]) -> str:
-    """What a token of the alphabet is called: phoneme, character or token."""
+    """Name of the tokens of an alphabet: phoneme, character or token."""
     if tuple(classes) == CLASSES:
         return "phoneme"
     edge = boundary_index(classes)

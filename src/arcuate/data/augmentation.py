@@ -26,20 +26,70 @@ def augment(
     settings: AugmentationConfig,
     seed: int,
     position: int,
+    view: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Augmented copies of normalised bins (B, T, C), and their lengths; pass `n_bins` (B,) on the CPU."""
+    """Augmented copies of normalised bins (B, T, C), and their lengths; pass `n_bins` (B,) on the CPU.
+
+    Views of the same trials differ in all draws except the cut, so their frames correspond. `change_speed` is applied
+    before, once for all views.
+    """
     lengths = n_bins.tolist()
     draws = _Draws(bins, settings)
-    copies: dict[str, int] = {}
-    for i, (trial, length) in enumerate(zip(trial_ids, lengths, strict=True)):
-        copies[trial] = copies.get(trial, -1) + 1  # drawn with replacement, a trial may occur twice
-        draws.draw(i, length, derive_seed(seed, position, trial, copies[trial]))
+    own = (f"view {view}",) if view else ()
+    for i, (length, trial_seed) in enumerate(zip(lengths, _trial_seeds(trial_ids, seed, position, *own), strict=True)):
+        draws.draw(i, length, trial_seed)
     valid = torch.arange(bins.shape[1], device=bins.device) < to_device(n_bins, bins.device)[:, None]  # (B, T)
     out = draws.apply(bins, valid[..., None], lengths)
     if settings.custom:
-        _apply_custom(out, lengths, trial_ids, settings, seed, position)
+        _apply_custom(out, lengths, trial_ids, settings, seed, position, *own)
     cut = draw_cut(settings, seed, position)
     return out[:, cut:], (n_bins - cut).clamp(min=1) if cut else n_bins
+
+
+def change_speed(
+    bins: Tensor,
+    n_bins: Tensor,
+    trial_ids: Sequence[str],
+    settings: AugmentationConfig,
+    seed: int,
+    position: int,
+    min_bins: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Speed perturbation (Ko et al. 2015) of normalised bins (B, T, C) by linear interpolation; the new lengths too.
+
+    A trial is not shortened below `min_bins`, so that its labels still fit into its frames. Lengths are on the CPU.
+    """
+    if settings.speed_change == 0:
+        return bins, n_bins
+    lengths: list[int] = n_bins.tolist()
+    changed, sources = [], []
+    for length, least, trial_seed in zip(
+        lengths, min_bins, _trial_seeds(trial_ids, seed, position, "speed"), strict=True
+    ):
+        draw = 2 * _uniform(torch.Generator().manual_seed(trial_seed)) - 1
+        n = max(round(length / (1 + settings.speed_change * draw)), min(length, least), 1)
+        changed.append(n)
+        # Sample j of n lies in the middle of its share of the trial.
+        sources.append(((torch.arange(n, dtype=torch.float64) + 0.5) * (length / n) - 0.5).clamp(0, length - 1))
+    source = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True)  # (B, T')
+    before = source.floor()
+    after = torch.minimum(before + 1, n_bins[:, None] - 1.0)
+    valid = torch.arange(source.shape[1]) < torch.tensor(changed)[:, None]
+    row = torch.arange(len(lengths), device=bins.device)[:, None]
+    share = to_device((source - before).to(bins.dtype), bins.device)[..., None]
+    low, high = (bins[row, to_device(index.long(), bins.device)] for index in (before, after))
+    out = torch.where(to_device(valid, bins.device)[..., None], low + share * (high - low), 0.0)
+    return out, torch.tensor(changed)
+
+
+def _trial_seeds(trial_ids: Sequence[str], seed: int, position: int, *purpose: str) -> list[int]:
+    """One seed for each trial of a batch; drawn with replacement, a trial may occur twice."""
+    copies: dict[str, int] = {}
+    seeds = []
+    for trial in trial_ids:
+        copies[trial] = copies.get(trial, -1) + 1
+        seeds.append(derive_seed(seed, position, trial, copies[trial], *purpose))
+    return seeds
 
 
 def _apply_custom(
@@ -49,15 +99,14 @@ def _apply_custom(
     settings: AugmentationConfig,
     seed: int,
     position: int,
+    *view: str,
 ) -> None:
-    """Augmentations from outside the package, in place; each gets one trial (T, C) and a seeded generator."""
+    """Apply user-defined augmentations in place; each gets one trial (T, C) and a seeded generator."""
     for k, own in enumerate(settings.custom):
         apply = component_class("augmentations", own.kind)(own)
-        copies: dict[str, int] = {}
-        for i, (trial, length) in enumerate(zip(trial_ids, lengths, strict=True)):
-            copies[trial] = copies.get(trial, -1) + 1
-            generator = torch.Generator(device=bins.device)
-            generator.manual_seed(derive_seed(seed, position, trial, copies[trial], f"custom {k}"))
+        seeds = _trial_seeds(trial_ids, seed, position, *view, f"custom {k}")
+        for i, (length, trial_seed) in enumerate(zip(lengths, seeds, strict=True)):
+            generator = torch.Generator(device=bins.device).manual_seed(trial_seed)
             changed = apply(bins[i, :length].clone(), generator)
             if changed.shape != bins[i, :length].shape:
                 raise UserError(
@@ -97,6 +146,9 @@ class _Draws:
         draw_masks(self.masked_bins[i, :length], self.masked_channels[i], self.settings, on_cpu)
         if self.speckle is not None:
             self.speckle[i, :length].uniform_(generator=generator)
+        if self.settings.channel_dropout > 0:
+            draws = torch.rand(self.masked_channels.shape[1], generator=on_cpu)
+            self.masked_channels[i] |= draws < self.settings.channel_dropout
 
     def apply(self, bins: Tensor, valid: Tensor, lengths: Sequence[int]) -> Tensor:
         """The augmented bins; padding (not `valid`) stays as it is."""

@@ -87,7 +87,7 @@ def padding_waste(batches: Sequence[Sequence[int]], n_bins: Sequence[int]) -> fl
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a CPU tensor to the device without waiting for the work queued there, which pageable memory would."""
+    """Copy a CPU tensor to the device without waiting for its queue; copies from pageable memory would block."""
     if values.device.type == "cpu" and device.type == "cuda":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
@@ -136,7 +136,7 @@ class Batch:
     statistics: BatchStatistics | None
     trials: tuple[TrialInfo, ...]
     position: int  # index in the training sequence; 0 outside training
-    n_counted: int  # trials that enter the loss; 0 if a process without trials of its own repeats one
+    n_counted: int  # trials that count in the loss; 0 on a process that has no trials and repeats one
     n_trials: int  # trials of the batch over all processes that share it
     all_lengths: tuple[int, ...] = ()  # their numbers of bins, on the host
 
@@ -300,7 +300,7 @@ def _end_workers(batches: Any) -> None:
 
 
 def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The batches on the device. On a GPU each is copied on a stream of its own while the one before it is in use."""
+    """The batches on the device. On a GPU each is copied on a separate stream while the previous one is in use."""
     if device.type != "cuda":
         for batch in batches:
             yield batch.to(device)
@@ -320,7 +320,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         current.wait_stream(stream)
         for tensor in copied.tensors():
             tensor.record_stream(current)  # its memory was allocated on the other stream
-        ready, copied = copied, copy_next()  # queued before the step that uses `ready`
+        ready, copied = copied, copy_next()  # queue the copy before the step that uses `ready`
         yield ready
 
 

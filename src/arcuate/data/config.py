@@ -60,7 +60,7 @@ class StatisticsSpec:
     """Which statistics a batch carries for normalisation: of the block, of earlier trials, or none."""
 
     kind: Literal["none", "block", "rolling"] = "none"
-    log: bool = False  # of log(1 + x) instead of the bins themselves
+    log: bool = False  # statistics of log(1 + x) instead of the bins
 
 
 class PublishedSize(Settings):
@@ -85,7 +85,10 @@ class DataConfig(Settings):
         None, min_length=1, description="Names of the sessions to use; null uses all."
     )
     max_sessions: int | None = Field(
-        None, ge=1, le=10_000, description="Number of sessions to use, counted from the first; null uses all."
+        None, ge=1, le=10_000, description="Number of sessions to use, starting with the first; null uses all."
+    )
+    unlabelled: bool = Field(
+        False, description="Also train on trials without labels, of every split; for losses that need no labels."
     )
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="Fraction of the training split held out to select checkpoints on."
@@ -135,6 +138,12 @@ class FeatureMasks(Settings):
 class AugmentationConfig(Settings):
     """Random changes to training trials."""
 
+    speed_change: float = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="Maximum relative change of speed; each trial is resampled by a factor from 1 ± this value.",
+    )
     gain_sd: float = Field(
         0.0, ge=0.0, le=10.0, description="SD of a random linear mixing of channels around the identity."
     )
@@ -149,7 +158,10 @@ class AugmentationConfig(Settings):
     )
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
+    channel_dropout: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Probability that a channel is set to 0 for the complete trial."
+    )
     speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
     custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(
-        (), description="Augmentations from outside the package, applied last and in this order."
+        (), description="User-defined augmentations, applied last and in this order."
     )

@@ -1,4 +1,4 @@
-"""What is inside an HDF5, NWB or MATLAB file, and a guess of the mapping for `arcuate prepare --layout nwb`."""
+"""List the contents of an HDF5, NWB or MATLAB file, and guess a mapping for `arcuate prepare --layout nwb`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +20,9 @@ _MAX_DEPTH = 12
 _TEXT_COLUMNS = ("cue", "sentence", "transcript", "text", "transcription", "prompt", "label")
 _BLOCK_COLUMNS = ("block_num", "block", "block_number", "block_id", "blocks")
 _HANDWRITING = (">", "~")
+_SCHEMAS = "specifications"  # group of an NWB file that describes the format itself
+_CROSSINGS = ("crossing", "spike_count", "binned_spike", "spikes", "tx")  # names of features, crossings before power
+_POWER = ("power", "sbp")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class FileDescription:
         return {"file": str(self.path), "entries": entries, "mapping": mapping, "notes": list(self.notes)}
 
     def mapping_text(self) -> str:
-        """The mapping as YAML with the meaning of every entry, to save and edit."""
+        """The mapping as YAML with a comment on every entry, to save and edit."""
         if self.mapping is None:
             return ""
         lines = []
@@ -63,7 +66,7 @@ def describe_file(path: str | Path) -> FileDescription:
     """List the contents of an HDF5, NWB or MATLAB file; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"no file {path}; give one recording, not a folder")
+        raise UserError(f"{path} is not a file; give one recording, not a folder")
     if path.suffix.lower() == ".mat" and not _is_hdf5(path):
         return _describe_mat(path)
     try:
@@ -109,7 +112,7 @@ def _list_entries(group: h5py.Group, prefix: str, depth: int, count: list[int]) 
         item = group[name]
         if isinstance(item, h5py.Group):
             yield FileEntry(path, str(_attribute_text(item)), None)
-            if depth < _MAX_DEPTH:
+            if depth < _MAX_DEPTH and path != _SCHEMAS:
                 yield from _list_entries(item, f"{path}/", depth + 1, count)
         elif isinstance(item, h5py.Dataset):
             kind = "text" if h5py.check_string_dtype(item.dtype) else str(item.dtype)
@@ -122,32 +125,37 @@ def _attribute_text(group: h5py.Group) -> str:
 
 
 def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[NwbMapping | None, list[str]]:
-    """A mapping of an NWB file: the widest time series in bins of 20 ms, else units, and likely columns."""
+    """A mapping of an NWB file: the time series in bins, else units, and likely columns.
+
+    Of the time series, those named like threshold crossings or power are joined if they have the same number of bins as
+    the widest of them; without such names it is the widest.
+    """
     notes: list[str] = []
     shapes = {entry.path: entry.shape for entry in entries}
     kinds = {entry.path: entry.kind for entry in entries}
     tables = [path for path in ("intervals/trials", "trials") if f"{path}/start_time" in shapes]
     if not tables:
-        return None, ["no trials table (intervals/trials with start_time) was found, so no mapping is guessed"]
+        return None, ["no trials table (intervals/trials with start_time) was found, so no mapping can be suggested"]
     columns = [path.rpartition("/")[2] for path in shapes if path.rpartition("/")[0] == tables[0]]
     series = [p[: -len("/data")] for p, s in shapes.items() if p.endswith("/data") and s is not None and len(s) == 2]
     series = [p for p in series if kinds[f"{p}/data"][:1] in "fiu" and (shapes[f"{p}/data"] or (0,))[0] > 0]
-    widest = max(series, key=lambda p: (shapes[f"{p}/data"] or (0, 0))[1], default=None)
+    sizes = {p: shapes[f"{p}/data"] or (0, 0) for p in series}
+    named = sorted((p for p in series if _feature_rank(p) is not None), key=lambda p: (_feature_rank(p), p))
+    widest = max(named or series, key=lambda p: sizes[p][1], default=None)
+    bins = tuple(p for p in named or series if p == widest or (named and widest and sizes[p][0] == sizes[widest][0]))
     units = "units" if "units/spike_times" in shapes else None
     if widest is None and units is None:
         return None, ["neither a time series (bins, channels) nor a table of units was found"]
-    if len(series) > 1:
-        notes.append(
-            f"other time series, which `bins` could list as well: {', '.join(p for p in series if p != widest)}"
-        )
+    if others := [p for p in series if p not in bins]:
+        notes.append(f"other time series, which `bins` could list as well: {', '.join(others)}")
     text = next((name for name in _TEXT_COLUMNS if name in columns), None)
     if text is None:
-        notes.append(f"no column with the sentence was recognised among {', '.join(columns)}")
+        notes.append(f"none of the columns {', '.join(columns)} was recognised as the sentence")
     block = next((name for name in _BLOCK_COLUMNS if name in columns), None)
     sample = _first_text(data, f"{tables[0]}/{text}") if text else ""
     handwriting = any(mark in sample for mark in _HANDWRITING)
     mapping = NwbMapping(
-        bins=() if widest is None else (widest,),
+        bins=bins,
         units=units if widest is None else None,
         mask="acquisition/eval_mask" if "acquisition/eval_mask/data" in shapes else None,
         trials=tables[0],
@@ -159,6 +167,12 @@ def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[Nwb
         space=">" if handwriting else " ",
     )
     return mapping, notes
+
+
+def _feature_rank(path: str) -> int | None:
+    """0 for a name like threshold crossings, 1 for one like power, None for another."""
+    name = path.rpartition("/")[2].lower()
+    return next((rank for rank, parts in enumerate((_CROSSINGS, _POWER)) if any(p in name for p in parts)), None)
 
 
 def _first_text(data: h5py.File, path: str) -> str:

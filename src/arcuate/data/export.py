@@ -25,7 +25,7 @@ from arcuate.files import locked_folder, save_npz
 from arcuate.progress import Progress
 
 FORMATS = ("nwb", "brainsets", "parquet")
-_PAUSE_S = 10.0  # between trials on the time axis of an exported session; the true times are not stored
+_PAUSE_S = 10.0  # pause between trials on the time axis of an exported session; stores do not contain the true times
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def export_data(
         if to == "parquet":
             files.append(_write_table(folder, opened))
         (folder / ".arcuate-export").write_text(f"{to} {__version__}\n", encoding="utf-8")
-        _check_target(out, force)  # another process may have written it meanwhile
+        _check_target(out, force)  # another process may have written it in the meantime
     return DataExport(out, to, tuple(out / file.name for file in files), len(opened.trials))
 
 
@@ -113,7 +113,7 @@ def _write_nwb(folder: Path, store: Store, session: str, trials: Sequence[TrialI
     notes = {"classes": list(store.classes), "layout": store.layout, "version": __version__}
     starts, stops, times = _trial_times(trials)
     columns = {
-        "text": Column("sentence that was cued; empty without one, see has_text", [t.text or "" for t in trials]),
+        "text": Column("cued sentence; empty if has_text is false", [t.text or "" for t in trials]),
         "has_text": Column("whether the sentence is known", [t.text is not None for t in trials]),
         "block": Column("block number", [t.block for t in trials]),
         "split": Column("train, val or test", [t.split for t in trials]),
@@ -122,7 +122,7 @@ def _write_nwb(folder: Path, store: Store, session: str, trials: Sequence[TrialI
         "mode": Column("speaking mode; empty if unknown", [t.mode or "" for t in trials]),
         "has_label": Column("whether the trial has a label", [t.tokens is not None for t in trials]),
         "tokens": Column(
-            "class indices of the label in the alphabet of the notes",
+            "class indices of the label; the notes list the classes",
             [np.array(t.tokens or (), np.int64) for t in trials],
             ragged=True,
         ),

@@ -1,4 +1,4 @@
-"""Writing of NWB files with pynwb: time series on one time axis and a trials table, validated against the schema."""
+"""Write NWB files with pynwb: time series on one time axis and a trials table, validated against the schema."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the trials table; a ragged one has an array for each trial."""
+    """A column of the trials table; a ragged column has an array per trial."""
 
     description: str
     values: Sequence[Any]
@@ -59,7 +59,7 @@ def write_nwb(
         session_start_time=begin,
         session_id=session,
         keywords=["intracortical", "speech", "brain-computer interface"],
-        experiment_description="Times between trials are not those of the recording: trials are 10 s apart.",
+        experiment_description="Pauses between trials are not those of the recording: trials are placed 10 s apart.",
         notes=notes,
         subject=Subject(
             subject_id=participant(session), species="Homo sapiens", sex="U", age="P18Y/", description="participant"
@@ -73,7 +73,7 @@ def write_nwb(
     for name, signal in series.items():
         options = {"description": signal.description, "data": signal.data, "unit": signal.unit}
         file.add_acquisition(TimeSeries(name=name, timestamps=times, **options))
-    content = BytesIO()  # HDF5 crashes the process if it cannot write to a disk
+    content = BytesIO()  # in memory first, because HDF5 crashes the process if the disk is full
     with h5py.File(content, "w") as storage, NWBHDF5IO(file=storage, mode="w") as writer:
         writer.write(file)
     path.write_bytes(content.getbuffer())

@@ -95,8 +95,8 @@ def prepare(
 
     `force` replaces an existing store. `features` selects features and area of the '24 layout. `targets` derives the
     labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. `layout` names a
-    reader, by default that of the release found, and `mapping` (a file, or its content) says which column of an NWB
-    file is what. Unreadable files are skipped and reported; UserError is raised if nothing could be read.
+    reader, by default that of the release found, and `mapping` (a file, or its content) assigns the columns of an
+    NWB file. Unreadable files are skipped and reported; UserError is raised if nothing could be read.
     """
     options: dict[str, Any] = {"features": features, "targets": targets, "layout": layout, "mapping": mapping}
     report = prepare_store(source, store, force=force, **options, progress=progress)
@@ -215,8 +215,8 @@ class _Scan:
     n_trials: dict[SourceFile, int]
     n_channels: int | None  # the most common count; None if no file can be read
     rows: tuple[QualityRow, ...]  # ignored and unreadable files
-    classes: tuple[str, ...] | None = None  # that the files name
-    layout: str | None = None  # that the files were exported from
+    classes: tuple[str, ...] | None = None  # alphabet stated in the files
+    layout: str | None = None  # layout that the files were exported from
 
     @property
     def trials_by_file(self) -> dict[str, int]:
@@ -239,7 +239,9 @@ def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | Non
         if not n_trials:
             stated = summary.classes, summary.layout
         elif stated != (summary.classes, summary.layout):
-            raise UserError(f"{file.path.name} has another alphabet or origin than the files before it; separate them")
+            raise UserError(
+                f"{file.path.name} has another alphabet or origin than the other files; prepare it separately"
+            )
         n_trials[file] = summary.n_trials
         channels.update(summary.n_channels)
     if progress:

@@ -38,6 +38,8 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
     for t in labelled:
         if t.split == "train" and t.usable:
             (train if can_align(t.tokens or (), count_frames(t.n_bins)) else unaligned).append(t)
+    if settings.unlabelled:
+        train += [t for t in store.trials if t.session in sessions and t.tokens is None and t.usable]
     if settings.dev_fraction == 0:
         validation = [t for t in labelled if t.split == "val"]
         return Selection(sessions, tuple(train), tuple(validation), "val", tuple(unaligned))

@@ -24,7 +24,7 @@ from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split,
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.files import check_resources, old_folder, to_frame
 from arcuate.progress import Progress
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "arcuate store"
 VERSION = 1
-LOG_PREFIX = "log_"  # of the arrays that hold statistics of logarithms
+LOG_PREFIX = "log_"  # prefix of arrays with statistics of logarithms
 MANIFEST_FILE = "manifest.json"
 QUALITY_FILE = "quality.csv"
 _MAX_MANIFEST_BYTES = 1_000_000_000
@@ -56,7 +56,7 @@ class TrialInfo:
     mode: str | None
     usable: bool  # False: excluded from training
     flags: tuple[str, ...]  # reasons, see `arcuate.data.quality`
-    sha256: str = ""  # of bins, tokens and text
+    sha256: str = ""  # hash of bins, tokens and text
 
 
 def trial_info(trial: Trial, flags: tuple[str, ...], bins_hash: bytes) -> TrialInfo:
@@ -104,6 +104,7 @@ class _SessionFile:
 
     def __init__(self, path: Path, entry: SessionInfo, n_channels: int) -> None:
         n_trials, n_bins = entry.n_trials, entry.n_bins
+        check_regular(path)
         self.file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
         self.bins = self._array("bins", (n_bins, n_channels), "f")
         self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG_PREFIX)}
@@ -120,7 +121,7 @@ class _SessionFile:
         self._check_statistics(entry)
 
     def _check_statistics(self, entry: SessionInfo) -> None:
-        """Normalisation uses the statistics, so they change a score as the bins do."""
+        """Verify the statistics, because they affect scores through normalisation."""
         arrays: dict[str, np.ndarray] = {"block_of": self.block_of, "block_n": self.block_n, "past_n": self.past_n}
         for name, pairs in (("block", self.block), ("past", self.past)):
             for log, (mean, sd) in pairs.items():
@@ -317,6 +318,7 @@ def session_path(store: Path, name: str) -> Path:
 def is_store(path: Path) -> bool:
     """Whether this folder is a store, possibly an incomplete or damaged one."""
     try:
+        check_regular(path / MANIFEST_FILE)
         with (path / MANIFEST_FILE).open("rb") as stream:
             return FORMAT.encode() in stream.read(200)
     except OSError:
@@ -407,7 +409,7 @@ def _check_consistency(
     manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
 ) -> None:
     layout, n_classes = manifest["layout"], len(manifest["classes"])
-    known = (*LAYOUTS, manifest.get("reader"))  # of any other layout, its reader is recorded
+    known = (*LAYOUTS, manifest.get("reader"))  # stores of other layouts record their reader
     if layout not in known or not is_safe_name(str(layout)) or not 1 <= manifest["n_channels"] <= 65536:
         raise ValueError("layout or n_channels is out of range")
     totals = {entry.name: [0, 0] for entry in entries}

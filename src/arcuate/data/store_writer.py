@@ -207,7 +207,7 @@ def create_store(path: Path, n_channels: int, force: bool) -> Iterator[StoreWrit
                 if path.exists() and not any(path.iterdir()):
                     path.rmdir()
                 replace_folder(temporary, path)
-                shutil.rmtree(temporary, ignore_errors=True)  # the previous store, if they changed places
+                shutil.rmtree(temporary, ignore_errors=True)  # the previous store, if the two were swapped
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise

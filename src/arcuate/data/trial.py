@@ -12,9 +12,9 @@ from arcuate.errors import UserError
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-Layout: TypeAlias = str  # name of a reader: of the package, or of a plug-in
+Layout: TypeAlias = str  # name of a built-in or user-defined reader
 LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")  # benchmark releases, Brain-to-Text '25 and '24
-# In names of simulated sessions; the evaluator of FALCON H2 accepts the real ones only.
+# Participant in the names of simulated sessions; the evaluator of FALCON H2 accepts real session names only.
 SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24", "nwb": "sim", "falcon-h2": "t5"}
 BIN_MS = 20  # duration of one bin
 BIN_SECONDS = BIN_MS / 1000

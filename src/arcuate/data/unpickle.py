@@ -2,7 +2,7 @@
 
 An interpreter of pickle opcodes that builds plain values only. A name in the file is an inert marker: it is looked up
 in a list of builders written here, never imported, and arrays and tensors are assembled from checked shapes and bytes.
-Neither `pickle.load` nor `torch.load` sees the file, so a file cannot call anything, and cannot make an array whose
+Neither `pickle.load` nor `torch.load` reads the file, so a file cannot call anything, and cannot make an array whose
 memory it chooses (`numpy.ndarray((1,), 'O', b'...')` crashes a process that touches it).
 """
 
@@ -25,8 +25,8 @@ import numpy as np
 
 from arcuate.errors import UserError
 
-MAX_DEPTH = 100  # of nested containers
-_MAX_BYTES = 2**28  # of a pickle, without the tensors of a checkpoint
+MAX_DEPTH = 100  # levels of nested containers
+_MAX_BYTES = 2**28  # size of a pickle, without the tensors of a checkpoint
 _MAX_OPCODES = 3_000_000
 _MAX_VALUES = 20_000_000  # after shared containers are counted as often as they are used
 _MAX_AXES = 32

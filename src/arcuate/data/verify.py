@@ -1,7 +1,7 @@
-"""Check a downloaded release against what is known of it, before anyone trains on half a download.
+"""Check that a downloaded release is complete.
 
-Known are the numbers of sessions and trials, the shapes and, where they were published, the sizes of the archives. No
-checksums are known. Counting opens every file in the reader process and reads no bins.
+The numbers of sessions, trials and channels are compared with the published ones, and the sizes of archives where they
+are published. No checksums are published. Counting opens every file in the reader process but reads no bins.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Status = Literal["ok", "differs", "unknown"]
 
 @dataclass(frozen=True)
 class Release:
-    """What is known of a published data set."""
+    """Published properties of a data set."""
 
     name: str
     doi: str
@@ -31,7 +31,7 @@ class Release:
     first: str  # date of the first session
     last: str
     archives: Mapping[str, int] = field(default_factory=dict)  # file -> approximate bytes
-    absent: Mapping[str, int] = field(default_factory=dict)  # split -> sessions that have no trial of it
+    absent: Mapping[str, int] = field(default_factory=dict)  # split -> number of sessions without trials in it
 
 
 RELEASES = (
@@ -87,7 +87,7 @@ class Verification:
 
 
 def verify(path: str | Path, *, layout: str | None = None, progress: Progress | None = None) -> Verification:
-    """Compare the release below `path`, or one of its archives, with what is known of it.
+    """Compare the release below `path`, or one of its archives, with the published numbers.
 
     `layout` is needed for FALCON H2 (falcon-h2); the Brain-to-Text layouts are detected.
     """
@@ -97,7 +97,7 @@ def verify(path: str | Path, *, layout: str | None = None, progress: Progress | 
     report = inspect_source(path, layout=layout, progress=progress)
     release = next((known for known in RELEASES if known.layout == report.layout), None)
     if release is None:
-        raise UserError(f"nothing is known of a release in layout {report.layout}; it cannot be verified")
+        raise UserError(f"layout {report.layout} does not belong to a known release, so it cannot be verified")
     return Verification(path, release.name, release.doi, tuple(_compare(report, release)))
 
 
@@ -109,7 +109,7 @@ def _verify_archive(path: Path) -> Verification:
             size = Check("size of the archive", _megabytes(found), f"about {_megabytes(expected)}", _status(near))
             return Verification(path, release.name, release.doi, (size,))
     known = ", ".join(name for release in RELEASES for name in release.archives)
-    raise UserError(f"nothing is known of the file {path.name}; known are {known}, or give the unpacked folder")
+    raise UserError(f"{path.name} is not a known archive; expected {known}, or an unpacked folder")
 
 
 def _megabytes(n: int) -> str:

@@ -1,9 +1,9 @@
-"""Confidence: the probability that a decoded word, or a whole sentence, is right.
+"""Confidence: the probability that a decoded word, or a whole sentence, is correct.
 
 Word posteriors of an n-best list (Wessel et al. 2001, without a lattice): each hypothesis has a posterior, the softmax
-of the totals, and a word of the best hypothesis has the summed posterior of the hypotheses that contain it at
-overlapping frames. Such posteriors are over-confident, so a logistic model maps them to probabilities, together with
-acoustic and language-model evidence kept apart. The weights are settings (`DecodingConfig.confidence`);
+of the totals, and the posterior of a word is the sum over the hypotheses that contain it at overlapping frames. Such
+posteriors are over-confident, so a logistic model maps them to probabilities, together with separate features of the
+acoustic and language-model scores. The weights are settings (`DecodingConfig.confidence`);
 `arcuate tune --confidence` fits them (`evaluation/confidence.py`).
 """
 
@@ -38,8 +38,8 @@ SENTENCE_FEATURES = (
     "weakest",  # lowest log-odds of a word
 )
 _FLAT = 4.0
-_MAX_LOG_ODDS = 8.0  # an n-best list of 100 cannot support stronger claims
-_N_SCORED = 10  # hypotheses that searches with a network score in any case
+_MAX_LOG_ODDS = 8.0  # an n-best list of 100 does not resolve more extreme posteriors
+_N_SCORED = 10  # length of the n-best list of searches that score every hypothesis with a network
 _MAX_MARGIN = 20.0  # nats; also the margin of a word that all hypotheses contain
 
 
@@ -65,9 +65,9 @@ def with_confidence(
 
 
 def n_hypotheses(search: object, n_best: int, model: "ConfidenceConfig") -> int:
-    """Length of the n-best list to search for confidences besides an n-best list.
+    """Length of the n-best list to compute, from the requested one and the one that confidences need.
 
-    Only a plain word search lists hypotheses for free; others score each of them by a network.
+    A plain word search returns longer lists at no cost; other searches score every hypothesis with a network.
     """
     return max(n_best, model.hypotheses if isinstance(search, WordSearch) else _N_SCORED)
 
@@ -75,7 +75,7 @@ def n_hypotheses(search: object, n_best: int, model: "ConfidenceConfig") -> int:
 def word_features(
     n_best: Sequence[Hypothesis], frames: np.ndarray | None, lm_weight: float, scale: float = 1.0
 ) -> np.ndarray:
-    """Evidence for each word of the best hypothesis. (words, len(WORD_FEATURES))"""
+    """Features of each word of the best hypothesis. (words, len(WORD_FEATURES))"""
     best = n_best[0]
     totals, acoustic, language = _scores(n_best, lm_weight, scale)
     present = _contains(n_best)  # (hypotheses, words)
@@ -102,7 +102,7 @@ def word_features(
 
 
 def sentence_features(n_best: Sequence[Hypothesis], word_log_odds: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """Evidence for the whole best hypothesis. (len(SENTENCE_FEATURES),)"""
+    """Features of the best hypothesis as a whole. (len(SENTENCE_FEATURES),)"""
     totals = scale * np.array([h.total or 0.0 for h in n_best])
     first = np.eye(len(totals), 1, dtype=bool)
     return np.array(

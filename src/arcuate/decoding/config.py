@@ -1,4 +1,4 @@
-"""Settings of the word search. docs/decoding.md says in which order to tune them."""
+"""Settings of the word search. docs/decoding.md gives the order in which to tune them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,11 +37,11 @@ class ConfidenceConfig(Settings):
     """Calibration of word confidences and sentence probabilities (`decoding/confidence.py` defines the features)."""
 
     hypotheses: int = Field(100, ge=2, le=10_000, description="Length of the n-best list that confidences come from.")
-    word: Logistic = Field(_WORD, description="From the evidence for a word to its log-odds.")
-    sentence: Logistic = Field(_SENTENCE, description="From the evidence for a sentence to its log-odds.")
-    accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Promised share of right words among accepted ones.")
+    word: Logistic = Field(_WORD, description="Maps the features of a word to its log-odds.")
+    sentence: Logistic = Field(_SENTENCE, description="Maps the features of a sentence to its log-odds.")
+    accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target share of correct words among accepted ones.")
     accept_above: float = Field(
-        0.82, ge=0.0, le=1.0, description="Lowest confidence of an accepted word, calibrated to keep `accuracy`."
+        0.82, ge=0.0, le=1.0, description="Lowest confidence of an accepted word, calibrated to reach `accuracy`."
     )
     calibrated_on: str = Field(
         "simulated trials", max_length=200, description="Trials that the weights were fitted on."

@@ -11,6 +11,7 @@ from arcuate.data.statistics import Statistics
 from arcuate.data.trial import Trial
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.errors import UserError
+from arcuate.hub import local_path
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -18,10 +19,13 @@ from arcuate.models.runtime import choose_device
 from arcuate.run import find_checkpoint
 
 
-def load(path: str | Path, checkpoint: str = "best", device: str = "cpu") -> "Decoder":
-    """Load the model of a run (its best checkpoint by default) or of an imported model folder."""
+def load(path: str | Path, checkpoint: str = "best", device: str = "cpu", revision: str | None = None) -> "Decoder":
+    """Load the model of a run (its best checkpoint by default), of an imported model folder, or of hf:ORG/NAME.
+
+    `revision` is a branch, tag or commit of a model on the hub, as in hf:ORG/NAME@REVISION.
+    """
     target = choose_device(device, "device")
-    model = load_model(find_checkpoint(Path(path), checkpoint)).to(target)
+    model = load_model(find_checkpoint(local_path(path, revision), checkpoint)).to(target)
     return Decoder(model.eval())
 
 

@@ -1,4 +1,4 @@
-"""Delay of a causal model by design."""
+"""Algorithmic delay of a causal model."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The transducer head as the searches use it: numpy arrays in and out, whatever computes them.
+"""Interface of the transducer head for the searches: numpy arrays in and out, independent of the implementation.
 
 `models/transducer.py` computes them with torch, `decoding/exported/transducer.py` with an exported model. Importing
 this module needs only numpy.
@@ -27,7 +27,7 @@ class HeadWeights:
     transducer: float = 1.0
 
     def total(self, transducer: float, ctc: float) -> float:
-        """Weighted sum; a head without weight may rule a hypothesis out, where 0 · −inf would be NaN."""
+        """Weighted sum; a head with weight 0 is left out, because 0 · −inf would be NaN."""
         return (self.transducer * transducer if self.transducer else 0.0) + (self.ctc * ctc if self.ctc else 0.0)
 
 
@@ -39,11 +39,11 @@ class TransducerHead(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Number of tokens that the prediction network sees; None: all tokens so far."""
+        """Context of the prediction network in tokens; None: all tokens so far."""
         ...
 
     def project(self, frames: np.ndarray) -> np.ndarray:
-        """Encoder frames as the joiner takes them. (f, D) -> (f, W)"""
+        """Project encoder frames for the joiner. (f, D) -> (f, W)"""
         ...
 
     def silent_frame(self) -> np.ndarray:

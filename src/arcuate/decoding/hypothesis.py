@@ -26,8 +26,8 @@ class Hypothesis:
     words: tuple[str, ...] = ()
     times: tuple[WordTime, ...] = ()  # one per word, if the search provides them
     total: float | None = None  # weighted sum of the scores, by which an n-best list is ranked
-    confidences: tuple[float, ...] = ()  # probability that each word is right; best hypothesis of a list only
-    probability: float | None = None  # that all words are right, and none is missing
+    confidences: tuple[float, ...] = ()  # probability that each word is correct; best hypothesis of a list only
+    probability: float | None = None  # probability that the sentence has no word error
 
     @property
     def phonemes(self) -> list[str]:
@@ -47,7 +47,7 @@ def word_alternatives(
     The probability of an alternative is the summed softmax of the `totals` of its hypotheses; without totals, the order
     is that of the hypotheses.
     """
-    from rapidfuzz.distance import Levenshtein  # not part of the small runtime
+    from rapidfuzz.distance import Levenshtein  # not installed with the runtime of exported models
 
     best = max((t for t in totals if t is not None), default=0.0)
     weights = [math.exp((t if t is not None else best) - best) for t in totals] or [0.0] * len(nbest)

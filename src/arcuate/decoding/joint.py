@@ -4,15 +4,16 @@ Tokens: one beam over token sequences, scored by both heads at every frame. The 
 lattice paths so far, as in `TransducerBeamSearch`. The CTC score is the sum over all paths that emit exactly these
 tokens up to this frame. Joint decoding usually scores CTC prefixes (Watanabe et al. 2017); here the CTC score is exact
 even if a token is appended late: a hypothesis keeps the forward variables of its last two CTC states at every frame,
-and an extension is computed from them. Forward variables far below the hypothesis' best are dropped, frames and tokens
-alike, so the state of a long stream covers its last words only. During the search the CTC path may lag some tokens
-behind the transducer at a cost; at the end it must have emitted all. `start / step / finish` with immutable states.
+and an extension is computed from them. Frames and tokens whose forward variables are far below the best one of the
+hypothesis are dropped, so the state of a long stream covers its last words only. During the search the CTC path may lag
+behind the transducer, at a cost per token; at the end it must have emitted all tokens. The interface is
+`start / step / finish` with immutable states.
 
 Words: candidates come from the word search over the CTC log-probabilities, and from the same search over the best
-phoneme hypotheses of the joint beam search, each represented by nearly certain frames so that similar words are also
-found. Every candidate is converted to phonemes with the lexicon and scored exactly by both heads; its n-gram score is
-that of the search. While frames arrive, the word search and the joint beam advance; the candidates are scored when the
-sentence ends.
+phoneme hypotheses of the joint beam search, each converted to synthetic frames (token, blank, …) that leave some
+probability to other classes, so that similar words are found too. Every candidate is converted to phonemes with the
+lexicon and scored exactly by both heads; its n-gram score is taken from the search. The word search and the joint beam
+advance while frames arrive; candidates are scored at the end of the sentence.
 
 score = acoustic_scale · (wt · (transducer − ilm_weight · ILM) + wc · CTC) / (wt + wc) + silence_bonus · silences
       + lm_weight · n-gram + bonus
@@ -46,13 +47,13 @@ from arcuate.decoding.lattice import rescore, score_sequences
 from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
 
-if TYPE_CHECKING:  # its Numba kernels cost half a second that a search for tokens does not need
+if TYPE_CHECKING:  # its Numba kernels take half a second to load, and a search for tokens does not need them
     from arcuate.decoding.config import DecodingConfig
     from arcuate.decoding.word_search.search import WordSearch, WordState
 
 _LAG_COST = 2.0  # nats per token that the CTC path has not emitted yet
 _DROP_BELOW = 100.0  # forward variables this many nats below the best of the hypothesis are dropped
-_N_TRIED = 2  # times the beam width: extensions scored by CTC
+_N_TRIED = 2  # extensions scored by CTC, as a multiple of the beam width
 _SYNTHETIC_ERROR = 0.02  # probability mass of the other classes in a synthetic frame
 _CANDIDATE_BEAM = 4  # beam of the search for phonemes: 8 has the same PER and takes 1.5 times as long
 _N_PHONEME_HYPOTHESES = 3  # searched for words
@@ -64,9 +65,9 @@ _N_PRONUNCIATIONS = 4  # per candidate; the best one counts
 class _CtcScore:
     """CTC forward variables (log) of one token sequence of U tokens, after the frames so far."""
 
-    alpha: np.ndarray  # (2u + 1,) of the last u tokens: blank, token, blank, …
-    history: np.ndarray  # (t + 1, 2) of the last token and its blank, before the first kept frame and after each
-    partial_score: float  # of the best prefix of the token sequence, minus a cost per token that it lacks
+    alpha: np.ndarray  # (2u + 1,) states of the last u tokens: blank, token, blank, …
+    history: np.ndarray  # (t + 1, 2) last token and its blank, before the first kept frame and after each frame
+    partial_score: float  # score of the best prefix of the token sequence, minus a cost per missing token
 
     @property
     def log_prob(self) -> float:
@@ -82,7 +83,7 @@ class _Beam:
     """Hypotheses with the scores of both heads and states of the prediction network."""
 
     tokens: list[tuple[int, ...]]
-    scores: np.ndarray  # (n,) of the transducer
+    scores: np.ndarray  # (n,) transducer log-probabilities
     ctc: list[_CtcScore]
     predicted: np.ndarray  # (n, W)
     predictor: np.ndarray  # one row per hypothesis
@@ -128,7 +129,7 @@ class JointBeamSearch:
 
     def step(self, state: JointState, frames: Any, log_probs: np.ndarray) -> JointState:
         """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
-        # One frame at a time, so that rounding does not depend on how the frames were divided.
+        # One frame at a time, so that rounding does not depend on the chunk size.
         head = self._head
         for frame, row in zip(to_array(frames), np.asarray(log_probs, np.float64), strict=True):
             state = self._step_frame(state, head.project(frame[None]), row)
@@ -157,7 +158,7 @@ class JointBeamSearch:
         return self.weights.transducer * transducer + self.weights.ctc * ctc
 
     def _step_frame(self, state: JointState, frame: np.ndarray, row: np.ndarray) -> JointState:
-        """Process one frame: emit tokens as long as they help, then the blank to the next frame."""
+        """Process one frame: emit tokens while an extension ranks within the beam, then advance by a blank."""
         kept = np.concatenate([state.log_probs, row[None]])
         before = state.beam
         active = replace(before, ctc=[_advance(c, t, row) for c, t in zip(before.ctc, before.tokens, strict=True)])
@@ -200,7 +201,7 @@ class JointBeamSearch:
     def _merge_levels(self, levels: list[_Beam], kept_frames: np.ndarray) -> JointState:
         """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
         totals: dict[tuple[int, ...], float] = {}
-        sources: dict[tuple[int, ...], tuple[int, int]] = {}  # equal tokens have equal states: any alignment serves
+        sources: dict[tuple[int, ...], tuple[int, int]] = {}  # any alignment; their states are equal
         for index, level in enumerate(levels):
             for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
                 totals[tokens] = log_add(totals[tokens], score) if tokens in totals else score
@@ -226,7 +227,7 @@ class JointBeamSearch:
 
 
 def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], np.ndarray]:
-    """Drop the first frames and first tokens that no hypothesis can gain from."""
+    """Drop leading frames and tokens whose forward variables are negligible for every hypothesis."""
     lowest = [float(c.alpha.max()) - _DROP_BELOW for c in ctc]
     n = min(_n_negligible_frames(c.history, limit) for c, limit in zip(ctc, lowest, strict=True))
     shorter = [
@@ -283,7 +284,7 @@ def _advance_states(
 
 @njit(cache=True)
 def _partial_score(alpha: np.ndarray) -> float:
-    """Score of the best prefix of the tokens, minus a cost per token that it lacks."""
+    """Score of the best prefix of the tokens, minus a cost per missing token."""
     n = alpha.shape[0] // 2
     best = alpha[0] - _LAG_COST * n
     for i in range(n):
@@ -321,8 +322,8 @@ def _append_states(
 class HeadOutputs:
     """Model outputs of one trial, or of some frames of it."""
 
-    log_probs: np.ndarray  # (F, V) of the CTC head
-    frames: Any  # (F, D) of the encoder, a tensor or an array
+    log_probs: np.ndarray  # (F, V) CTC log-probabilities
+    frames: Any  # (F, D) encoder frames, a tensor or an array
 
     def __len__(self) -> int:
         return len(self.log_probs)
@@ -348,7 +349,7 @@ class TokenState:
 class JointTokenSearch:
     """Joint beam search whose n-best list, with the greedy CTC hypothesis added, is scored exactly by both heads.
 
-    With `HeadWeights(ctc=0)` the transducer decides alone.
+    With `HeadWeights(ctc=0)` only the transducer is used.
     """
 
     head: Any  # TransducerHead, or a torch module that has one
@@ -388,7 +389,7 @@ class JointTokenSearch:
 
 
 def token_search(head: Any, name: Head, width: int = TRANSDUCER_BEAM) -> JointTokenSearch:
-    """Search for tokens by the transducer (`transducer`), or by both heads (`both`)."""
+    """Create the search for tokens with the transducer (`transducer`) or both heads (`both`)."""
     return JointTokenSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
 
 
@@ -407,8 +408,8 @@ class JointWordSearch:
     words: "WordSearch"
     lexicon: Lexicon
     head: Any  # TransducerHead, or a torch module that has one
-    weights: HeadWeights | None = None  # None: those of the settings
-    ranking: "DecodingConfig | None" = None  # settings of the final ranking, if not those of the word search
+    weights: HeadWeights | None = None  # None: as in the settings
+    ranking: "DecodingConfig | None" = None  # settings of the final ranking; None: as in the word search
 
     @property
     def settings(self) -> "DecodingConfig":
@@ -436,7 +437,7 @@ class JointWordSearch:
         )
 
     def partial(self, state: JointWordState) -> list[str]:
-        """Complete words so far, by the CTC head: the transducer scores complete sentences."""
+        """Complete words so far, from the CTC head only: the transducer scores complete sentences."""
         return self.words.partial(state.words)
 
     def n_settled(self, state: JointWordState) -> int:
@@ -455,7 +456,7 @@ class JointWordSearch:
         return replace(self, words=self.words.with_settings(settings))
 
     def with_ranking(self, settings: "DecodingConfig") -> "JointWordSearch":
-        """The same search for candidates, ranked with the weights of other settings."""
+        """The same candidate search, with candidates ranked by the weights of other settings."""
         return replace(self, ranking=settings)
 
     def scored_candidates(self, trial: HeadOutputs, n_best: int = 1) -> list[list[Hypothesis]]:
@@ -517,7 +518,7 @@ class JointWordSearch:
 
 
 def word_search(words: "WordSearch", lexicon: Lexicon, head: Any, name: Head) -> JointWordSearch:
-    """Search for words by the transducer (`transducer`), or by both heads (`both`, weighted as in the settings)."""
+    """Create the word search with the transducer (`transducer`) or both heads (`both`, weights of the settings)."""
     return JointWordSearch(words, lexicon, head, None if name == "both" else HeadWeights(ctc=0.0))
 
 

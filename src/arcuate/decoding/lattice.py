@@ -1,4 +1,4 @@
-"""Exact scores of many token sequences by both heads, and the internal language model of the transducer.
+"""Exact scores of many token sequences under both heads and the internal language model of the transducer.
 
 Hypotheses of one trial share most of their tokens, so all sequences are scored in one pass over a tree of their
 prefixes: the forward variables of a prefix are computed once, and the joiner once per frame and distinct prediction.
@@ -24,7 +24,7 @@ _JOINED = 1 << 21  # activations of the joiner computed at a time
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """Natural-log scores of token sequences; one value per sequence each."""
+    """Log-probabilities of n token sequences, in nats."""
 
     transducer: np.ndarray  # (n,)
     ctc: np.ndarray  # (n,)
@@ -57,8 +57,8 @@ def _build_tree(sequences: Iterable[Sequence[int]]) -> _PrefixTree:
 
 def score_sequences(
     head: Any,  # TransducerHead, or a torch module that has one
-    frames: Any,  # (F, D) of the encoder
-    log_probs: np.ndarray,  # (F, V) of the CTC head
+    frames: Any,  # (F, D) encoder frames
+    log_probs: np.ndarray,  # (F, V) CTC log-probabilities
     sequences: Sequence[Sequence[int]],
 ) -> HeadScores:
     """Log-probability of every token sequence under each head, summed over all alignments."""
@@ -91,7 +91,7 @@ def score_sequences(
 def rescore(
     head: Any,  # TransducerHead, or a torch module that has one
     frames: Any,  # (F, D)
-    log_probs: Any,  # (F, V) of the CTC head
+    log_probs: Any,  # (F, V) CTC log-probabilities
     token_sequences: Iterable[Sequence[int]],
     weights: HeadWeights = HeadWeights(),
 ) -> list[Hypothesis]:
@@ -120,8 +120,8 @@ def _internal_scores(head: TransducerHead, predicted: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def _run_lattices(
-    logits: np.ndarray,  # (F, R, V) of the joiner
-    norms: np.ndarray,  # (F, R) their log-sums
+    logits: np.ndarray,  # (F, R, V) joiner logits
+    norms: np.ndarray,  # (F, R) log-sum-exp of the logits
     ctc: np.ndarray,  # (F, V) log-probabilities
     parents: np.ndarray,
     tokens: np.ndarray,

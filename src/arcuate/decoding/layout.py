@@ -1,4 +1,4 @@
-"""`ModelLayout`: what a stream needs to know about a model, without the model. Importing it needs only numpy."""
+"""`ModelLayout`: the properties of a model that a stream needs, without the model. Importing it needs only numpy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ def candidate_bound(beam: int) -> int:
 
 @dataclass(frozen=True)
 class ModelDelay:
-    """Delay of a frame by design, in ms; computing time comes on top."""
+    """Algorithmic delay of a frame in ms, without computing time."""
 
     smoothing_ms: float  # future bins used by smoothing
     patch_ms: float  # longest wait of a bin until its stride is complete

@@ -18,7 +18,7 @@ from arcuate.files import check_resources, read_npz, save_npz
 if TYPE_CHECKING:
     from arcuate.decoding.config import DecodingConfig
 
-_TOLERANCE = 0.02  # of the log of a frame's sum, in nats; float16 files stay within 0.001
+_TOLERANCE = 0.02  # tolerance on the log of a frame's sum, in nats; float16 files stay within 0.001
 
 
 def check_log_probs(log_probs: np.ndarray, classes: Sequence[str], where: str = "") -> np.ndarray:
@@ -52,7 +52,7 @@ class FrameLogProbs:
 
     classes: tuple[str, ...]
     trials: tuple[np.ndarray, ...]  # (F, V) each
-    ids: tuple[str, ...] | None  # of the trials, if the file has them
+    ids: tuple[str, ...] | None  # ids of the trials, if the file has them
     name: str
 
     @property
@@ -98,21 +98,21 @@ def reorder_classes(
 
 @dataclass(frozen=True)
 class WordColumns:
-    """Maps the outputs of a model to the classes of a word search: their order, and what joins the boundary."""
+    """Maps the outputs of a model to the classes of a word search: order, and classes folded into the boundary."""
 
     model_classes: tuple[str, ...]
     boundary: str | None
     fold: tuple[str, ...]
-    classes: tuple[str, ...]  # of the search
+    classes: tuple[str, ...]  # classes of the search
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:
         return reorder_classes(log_probs, self.model_classes, "the model", self.boundary, self.fold)[0]
 
 
 def reorder_for_words(classes: Sequence[str], settings: "DecodingConfig") -> WordColumns:
-    """How a word search with these settings sees the outputs of a model.
+    """Map the outputs of a model to the classes of a word search with these settings.
 
-    Words contain no punctuation: unless `fold` is set, the punctuation of a character alphabet joins the boundary.
+    Words contain no punctuation: unless `fold` is set, punctuation characters are folded into the boundary.
     """
     fold = settings.fold or (punctuation_classes(classes) if boundary_index(classes) >= 0 else ())
     like = np.zeros((1, len(classes)), np.float32)

@@ -21,10 +21,11 @@ from arcuate.decoding.log_probs import FrameLogProbs, check_unique_ids, read_log
 from arcuate.errors import UserError
 from arcuate.files import read_json, read_npy, read_npz
 
-# The language model of the '25 baseline takes silence second; its model gives it last.
+# Silence is the second class of the '25 language model, and the last class of the '25 acoustic model.
 _LM_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _ORDERS: dict[int, tuple[tuple[str, ...], ...]] = {len(CLASSES): (CLASSES, _LM_ORDER), len(CHARACTERS): (CHARACTERS,)}
 _SUFFIXES = (".npz", ".npy", ".mat", ".pkl", ".pickle")
+_MAX_LOGIT = 1e30
 _MAX_TRIALS = 1_000_000
 
 
@@ -37,7 +38,7 @@ class LogitsFile:
 
 
 def is_logits_file(path: Path) -> bool:
-    """Whether a file needs this reader; an .npz with `logp` has the layout of `arcuate evaluate --save-logits`."""
+    """Whether a file needs this reader; an .npz with `logp` was written by `arcuate evaluate --save-logits`."""
     return path.suffix.lower() in _SUFFIXES and path.suffix.lower() != ".npz"
 
 
@@ -45,9 +46,9 @@ def read_logits(path: Path, boundary: str | None = None, fold: Sequence[str] = (
     """Read frame scores of any supported format."""
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        raise UserError(f"{path} is not a file of logits; expected {', '.join(_SUFFIXES)}")
+        raise UserError(f"{path} is not a logits file; expected {', '.join(_SUFFIXES)}")
     if not path.is_file():
-        raise UserError(f"{path} does not exist; give a file of logits")
+        raise UserError(f"{path} does not exist; give a logits file")
     if suffix == ".npz":
         return _read_npz(path, boundary, fold)
     if suffix == ".npy":
@@ -73,7 +74,7 @@ def _read_npz(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFi
 
 
 def _read_npy(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFile:
-    """An array (trials, frames, classes) or (all frames, classes), with lengths and names in a JSON file beside it."""
+    """An array (trials, frames, classes) or (all frames, classes), with lengths and names in a JSON file."""
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise UserError(f"{path} needs {beside.name} beside it, with lengths and optionally classes, trials and texts")
@@ -167,7 +168,7 @@ def _join(
     fold: Sequence[str],
     decoded: Sequence[Any] | None = None,
 ) -> LogitsFile:
-    """Trials to log-probabilities in the order of the searches."""
+    """Convert the logits of trials to log-probabilities, with the classes in search order."""
     if not logits or len(logits) > _MAX_TRIALS:
         raise UserError(f"{path} has {len(logits)} trials; expected at least one")
     parts = [_log_softmax(path, i, part) for i, part in enumerate(logits)]
@@ -191,6 +192,11 @@ def _log_softmax(path: Path, number: int, logits: np.ndarray) -> np.ndarray:
     frames = np.asarray(values, np.float64)
     if not np.isfinite(frames).all():
         raise UserError(f"{path}, trial {number}: logits contain NaN or infinity; check the model that wrote them")
+    if len(frames) and np.abs(frames).max() > _MAX_LOGIT:  # their differences would be infinite in float32
+        raise UserError(
+            f"{path}, trial {number}: logits reach {np.abs(frames).max():.3g}, at most {_MAX_LOGIT:g} is expected;"
+            " check the model that wrote them"
+        )
     shifted = frames - frames.max(axis=1, keepdims=True) if len(frames) else frames
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
 
@@ -198,7 +204,7 @@ def _log_softmax(path: Path, number: int, logits: np.ndarray) -> np.ndarray:
 def _class_names(
     path: Path, stated: Any, n_classes: int, parts: Sequence[np.ndarray], decoded: Sequence[Any] | None
 ) -> tuple[str, ...]:
-    """The stated classes, or the known order of this size whose greedy output fits what the file says was decoded."""
+    """The classes in the file, or the known class order whose greedy output best matches the phonemes in the file."""
     if stated is not None:
         return tuple(str(name) for name in _listed(path, "classes", stated, n_classes))
     orders = _ORDERS.get(n_classes, ())

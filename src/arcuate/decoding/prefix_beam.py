@@ -76,7 +76,7 @@ def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int 
 
 def _read_only(values: Sequence[float], dtype: type) -> np.ndarray:
     array: np.ndarray = np.array(values, dtype)
-    array.flags.writeable = False  # like the arrays of a mapped file, so that one compiled version serves both
+    array.flags.writeable = False  # like the arrays of a mapped file, so that both use the same compiled version
     return array
 
 
@@ -104,7 +104,7 @@ class PrefixState:
 
 @dataclass(frozen=True, eq=False)
 class PrefixBeamSearch:
-    """Prefix beam search over tokens, optionally with an n-gram over tokens. Holds nothing of a trial."""
+    """Prefix beam search over tokens, optionally with an n-gram over tokens. Holds no state of a trial."""
 
     beam: int = 20
     classes: tuple[str, ...] = CLASSES

@@ -1,4 +1,4 @@
-"""`SentenceStream`: bins in, partial texts and n-best lists out; the acoustic model may be of any kind.
+"""`SentenceStream`: bins in, partial texts and n-best lists out, independent of the acoustic model.
 
 `live/decoder.py` runs it with a torch model, `runtime.py` with an exported one. Importing it needs neither torch nor
 pydantic.
@@ -26,7 +26,7 @@ class Partial:
 
     words: tuple[str, ...]
     n_settled: int
-    n_frames: int  # of the sentence so far
+    n_frames: int  # frames of the sentence so far
     log_probs: np.ndarray  # (f, V) of the frames that the last bins completed
 
     @property
@@ -36,7 +36,7 @@ class Partial:
 
 @dataclass(frozen=True, eq=False)
 class NewFrames:
-    """Frames that bins completed: the CTC log-probabilities, and what a search with a transducer needs besides."""
+    """Frames completed by new bins: CTC log-probabilities, and the inputs of a search with a transducer."""
 
     log_probs: np.ndarray  # (f, V)
     transducer_input: Any = None
@@ -63,7 +63,7 @@ class SentenceStream:
     """
 
     engine: Any  # weights and search that streams share; has `search` (for words, or None) and `head`
-    adapter: Any = None  # of a stream that adapts online
+    adapter: Any = None  # adapter of a stream that adapts online
     _now: SentenceState
 
     def __init__(
@@ -97,13 +97,13 @@ class SentenceStream:
         """State of the search after new frames."""
         if self._joint is None:
             return self._searcher.step(state, self._columns(frames.log_probs))
-        from arcuate.decoding.joint import HeadOutputs  # its Numba kernels cost half a second
+        from arcuate.decoding.joint import HeadOutputs  # its Numba kernels take half a second to load
 
         return self._joint.step(state, HeadOutputs(frames.log_probs, frames.transducer_input))
 
     @cached_property
     def _columns(self) -> WordColumns:
-        """From the classes of the model to those of the word search."""
+        """Mapping from the classes of the model to those of the word search."""
         return reorder_for_words(self.layout.classes, self._words.settings)
 
     @property
@@ -195,7 +195,7 @@ class SentenceStream:
         return self.partial()
 
     def precompute(self) -> None:
-        """Between bins: compute the part of the next frame that does not depend on the next bins."""
+        """Called between bins: compute the part of the next frame that does not depend on further bins."""
 
     def partial(self) -> Partial:
         """Return the result so far."""
@@ -324,7 +324,7 @@ class SentenceStream:
         self._now = SentenceState(state, search, frames, all_frames, bins, now.n_frames + len(frames), n_bins, greedy)
 
     def _update_statistics(self) -> None:
-        """Add the finished sentence to the running statistics; bins older than `rolling_bins` fade out."""
+        """Add the finished sentence to the running statistics; older bins lose weight beyond `rolling_bins`."""
         if self._uses_running_statistics and self._now.bins:
             bins, past, limit = np.concatenate(self._now.bins), self._past, self.layout.rolling_bins
             decay = min(1.0, limit / max(past.n_bins, 1))

@@ -26,7 +26,7 @@ class GreedyState:
     """Tokens so far and the state of the prediction network."""
 
     tokens: tuple[int, ...]
-    score: float  # of the greedy alignment
+    score: float  # log-probability of the greedy alignment
     predicted: Tensor  # (1, W)
     predictor: Tensor  # state of the prediction network, one row per hypothesis
 

@@ -1,6 +1,5 @@
 """Combine several decoders: one text per trial from their candidates, or the mean of their frame scores."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +49,7 @@ from arcuate.files import (
     to_frame,
     write_jsonl,
 )
+from arcuate.hub import local_path
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger
 from arcuate.run import WORDS_LABEL, RunLike, open_run
@@ -179,7 +179,7 @@ def combine(
     and causal language model as further features of the linear method. `fit`: fit its weights, cross-fitted over
     `folds`; `weights`, `save_weights`: read and write them. `references`: JSON lines with `id` and `text`.
     """
-    paths = [Path(os.fspath(source)) for source in sources]
+    paths = [local_path(source) for source in sources]
     linear_only = bool(lm or llm or fit or weights)
     if method not in METHODS:
         raise UserError(f"no method {method!r}; choose one of {', '.join(METHODS)}")

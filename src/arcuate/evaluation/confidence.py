@@ -1,9 +1,9 @@
-"""Calibrate the confidences of decoded words, and measure how good they are.
+"""Calibrate the confidences of decoded words, and measure their calibration and discrimination.
 
-A word is right if a minimum-edit-distance alignment with the reference leaves it unchanged; a sentence is right if it
-has no word error. Measured: the expected calibration error (ECE, Naeini et al. 2015: mean distance between confidence
-and accuracy over bins of equal width), the area under the ROC curve (right against wrong words), the Brier score, and
-the risk-coverage curve (error rate among the most confident share of the words).
+A word is correct if it matches the reference in a minimum-edit-distance alignment; a sentence is correct if it has no
+word error. Metrics: the expected calibration error (ECE, Naeini et al. 2015: mean distance between confidence and
+accuracy over bins of equal width), the area under the ROC curve (correct against incorrect words), the Brier score, and
+the risk-coverage curve (error rate among the most confident fraction of the words).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from arcuate.progress import percent
 _N_BINS = 10
 _N_FOLDS = 5
 _MIN_WORDS = 50
-_PENALTY = 1.0  # of squared standardised weights, in nats; keeps the weights finite if all words are right
+_PENALTY = 1.0  # L2 penalty on standardised weights, in nats; keeps the weights finite if all words are correct
 _COVERAGES = tuple(k / 20 for k in range(1, 21))
 
 
@@ -41,15 +41,15 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How well probabilities match outcomes, and how well they separate right from wrong."""
+    """Calibration of probabilities, and how well they separate correct from incorrect."""
 
     n: int
     accuracy: float
     ece: float
-    auroc: float | None  # None: all right, or all wrong
+    auroc: float | None  # None: all correct, or all incorrect
     brier: float
     bins: tuple[ReliabilityBin, ...]
-    risk_coverage: tuple[tuple[float, float], ...]  # coverage, error rate of the covered
+    risk_coverage: tuple[tuple[float, float], ...]  # coverage, error rate at that coverage
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ class ConfidenceMetrics:
 
     words: Reliability
     sentences: Reliability
-    margin: Reliability  # of the naive confidence: the two best totals of each sentence through the logistic function
+    margin: Reliability  # baseline: logistic function of the difference between the two best totals of a sentence
     accept_above: float
-    promised: float  # share of right words among accepted ones
+    target_accuracy: float  # share of correct words among accepted ones that the threshold was calibrated for
     accepted_share: float
     accepted_accuracy: float | None
     calibrated_on: str
 
     def summary(self) -> str:
-        """Calibration, separation and the accepted words: one line each."""
+        """Calibration, discrimination and the accepted words: one line each."""
         words = self.words
         accepted = percent(self.accepted_accuracy)
         return (
-            f"confidence of {words.n} words, {percent(words.accuracy)} right: ECE {words.ece:.3f},"
+            f"confidence of {words.n} words, {percent(words.accuracy)} correct: ECE {words.ece:.3f},"
             f" AUROC {_number(words.auroc)} (score margin: ECE {self.margin.ece:.3f},"
             f" AUROC {_number(self.margin.auroc)})\n"
             f"sentence probability: ECE {self.sentences.ece:.3f}, AUROC {_number(self.sentences.auroc)}\n"
             f"{percent(self.accepted_share)} of the words accepted (confidence at least {self.accept_above:.3f}),"
-            f" {accepted} of them right; promised {percent(self.promised)}; calibrated on {self.calibrated_on}"
+            f" {accepted} of them correct; target {percent(self.target_accuracy)}; calibrated on {self.calibrated_on}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,28 +91,28 @@ def measure_confidence(
 ) -> ConfidenceMetrics | None:
     """Measure the confidences of n-best lists with their reference texts; None if there is nothing to measure."""
     confidences: list[float] = []
-    right: list[bool] = []
+    correct: list[bool] = []
     margins: list[float] = []
     sentences: list[float] = []
-    sentences_right: list[bool] = []
+    sentences_correct: list[bool] = []
     for n_best, text in decoded:
         if text is None or not n_best or not n_best[0].confidences:
             continue
         best = n_best[0]
         confidences += best.confidences
-        right += are_right(text, best.words)
+        correct += are_correct(text, best.words)
         totals = [h.total or 0.0 for h in n_best[:2]]
         margin = float(probability(np.array(totals[0] - totals[1]))) if len(totals) > 1 else 1.0
         margins += [margin] * len(best.words)
         sentences.append(best.probability or 0.0)
-        sentences_right.append(_is_right(text, best.words))
-    if not right:
+        sentences_correct.append(_is_correct(text, best.words))
+    if not correct:
         return None
-    values, outcomes = np.array(confidences), np.array(right)
+    values, outcomes = np.array(confidences), np.array(correct)
     accepted = values >= model.accept_above
     return ConfidenceMetrics(
         measure_reliability(values, outcomes),
-        measure_reliability(np.array(sentences), np.array(sentences_right)),
+        measure_reliability(np.array(sentences), np.array(sentences_correct)),
         measure_reliability(np.array(margins), outcomes),
         model.accept_above,
         model.accuracy,
@@ -122,48 +122,48 @@ def measure_confidence(
     )
 
 
-def are_right(reference: str, words: Sequence[str]) -> list[bool]:
+def are_correct(reference: str, words: Sequence[str]) -> list[bool]:
     """Whether each decoded word agrees with the reference."""
     aligned = align_words(reference, words) or []
     return [part["op"] == "correct" for part in aligned if part["op"] != "deletion"]
 
 
-def _is_right(reference: str, words: Sequence[str]) -> bool:
+def _is_correct(reference: str, words: Sequence[str]) -> bool:
     return score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors == 0
 
 
-def measure_reliability(confidences: np.ndarray, right: np.ndarray) -> Reliability:
-    """Measure probabilities against outcomes; both (n,), n >= 1."""
+def measure_reliability(confidences: np.ndarray, correct: np.ndarray) -> Reliability:
+    """Compare probabilities with outcomes; both (n,), n >= 1."""
     index = np.minimum((confidences * _N_BINS).astype(int), _N_BINS - 1)
     bins, distance = [], 0.0
     for k in range(_N_BINS):
         chosen = index == k
         n = int(chosen.sum())
-        mean, accuracy = (float(confidences[chosen].mean()), float(right[chosen].mean())) if n else (None, None)
+        mean, accuracy = (float(confidences[chosen].mean()), float(correct[chosen].mean())) if n else (None, None)
         bins.append(ReliabilityBin(k / _N_BINS, (k + 1) / _N_BINS, n, mean, accuracy))
         distance += n * abs((mean or 0.0) - (accuracy or 0.0))
     order = np.argsort(-confidences, kind="stable")
-    n_wrong = np.cumsum(~right[order])
-    curve = [(c, max(1, round(c * len(right)))) for c in _COVERAGES]
+    n_wrong = np.cumsum(~correct[order])
+    curve = [(c, max(1, round(c * len(correct)))) for c in _COVERAGES]
     return Reliability(
-        len(right),
-        float(right.mean()),
-        distance / len(right),
-        area_under_roc(confidences, right),
-        float(((confidences - right) ** 2).mean()),
+        len(correct),
+        float(correct.mean()),
+        distance / len(correct),
+        area_under_roc(confidences, correct),
+        float(((confidences - correct) ** 2).mean()),
         tuple(bins),
         tuple((c, float(n_wrong[n - 1] / n)) for c, n in curve),
     )
 
 
-def area_under_roc(values: np.ndarray, right: np.ndarray) -> float | None:
-    """Probability that a right one has a higher value than a wrong one; ties count half (Mann & Whitney 1947)."""
-    n_right, n_wrong = int(right.sum()), int((~right).sum())
-    if not n_right or not n_wrong:
+def area_under_roc(values: np.ndarray, correct: np.ndarray) -> float | None:
+    """Probability that a correct item scores above an incorrect one; ties count half (Mann & Whitney 1947)."""
+    n_correct, n_wrong = int(correct.sum()), int((~correct).sum())
+    if not n_correct or not n_wrong:
         return None
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[right].sum() - n_right * (n_right + 1) / 2) / (n_right * n_wrong))
+    return float((ranks[correct].sum() - n_correct * (n_correct + 1) / 2) / (n_correct * n_wrong))
 
 
 # --- calibration --------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ class _Evidence:
 
     n_best: Sequence[Hypothesis]
     features: np.ndarray  # (words, features)
-    right: np.ndarray  # (words,) bool
-    sentence_right: bool
+    correct: np.ndarray  # (words,) bool
+    sentence_correct: bool
     fold: int = 0
 
 
@@ -190,9 +190,9 @@ def fit_confidence(
 ) -> ConfidenceConfig:
     """Fit the logistic models and the acceptance threshold on n-best lists, their frames and reference texts.
 
-    The threshold comes from cross-fitted confidences, folds of sessions if there are at least two: the largest set of
-    words in which (errors + 1) / (words + 1) is at most 1 - accuracy (as in conformal risk control, Angelopoulos et al.
-    2022).
+    The threshold is chosen on cross-fitted confidences (over folds of sessions if there are at least two): it accepts
+    the largest set of words in which (errors + 1) / (words + 1) is at most 1 - accuracy (as in conformal risk control,
+    Angelopoulos et al. 2022).
     """
     if len({s for s in sessions if s is not None}) >= 2 and None not in sessions:
         names = sorted({str(s) for s in sessions})
@@ -203,14 +203,14 @@ def fit_confidence(
         _Evidence(
             n_best,
             word_features(n_best, frames, settings.lm_weight),
-            np.array(are_right(text, n_best[0].words)),
-            _is_right(text, n_best[0].words),
+            np.array(are_correct(text, n_best[0].words)),
+            _is_correct(text, n_best[0].words),
             fold,
         )
         for (n_best, frames, text), fold in zip(decoded, folds, strict=True)
         if text is not None and n_best and n_best[0].words
     ]
-    n_words = sum(len(e.right) for e in evidence)
+    n_words = sum(len(e.correct) for e in evidence)
     if n_words < _MIN_WORDS:
         raise UserError(
             f"calibrating confidences needs at least {_MIN_WORDS} decoded words with references, not {n_words}"
@@ -219,16 +219,16 @@ def fit_confidence(
     held_out = [np.empty(0)] * len(evidence)
     for fold in {e.fold for e in evidence}:
         others = [e for e in evidence if e.fold != fold]
-        model = _fit_words(others) if sum(len(e.right) for e in others) >= _MIN_WORDS // 2 else word
+        model = _fit_words(others) if sum(len(e.correct) for e in others) >= _MIN_WORDS // 2 else word
         for i, e in enumerate(evidence):
             if e.fold == fold:
                 held_out[i] = model.log_odds(e.features)
     sentence = fit_logistic(
         np.array([sentence_features(e.n_best, log_odds) for e, log_odds in zip(evidence, held_out, strict=True)]),
-        np.array([e.sentence_right for e in evidence]),
+        np.array([e.sentence_correct for e in evidence]),
     )
     threshold = accept_threshold(
-        probability(np.concatenate(held_out)), np.concatenate([e.right for e in evidence]), accuracy
+        probability(np.concatenate(held_out)), np.concatenate([e.correct for e in evidence]), accuracy
     )
     return settings.confidence.model_copy(
         update={
@@ -242,15 +242,15 @@ def fit_confidence(
 
 
 def _fit_words(evidence: Sequence[_Evidence]) -> Logistic:
-    return fit_logistic(np.concatenate([e.features for e in evidence]), np.concatenate([e.right for e in evidence]))
+    return fit_logistic(np.concatenate([e.features for e in evidence]), np.concatenate([e.correct for e in evidence]))
 
 
-def fit_logistic(features: np.ndarray, right: np.ndarray) -> Logistic:
+def fit_logistic(features: np.ndarray, correct: np.ndarray) -> Logistic:
     """L2-regularised logistic regression by Newton's method, on standardised features."""
     mean, sd = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-6)
     x = np.column_stack([np.ones(len(features)), (features - mean) / sd])
-    n_right = float(right.sum())
-    targets = np.where(right, (n_right + 1) / (n_right + 2), 1 / (len(right) - n_right + 2))  # Platt (1999)
+    n_correct = float(correct.sum())
+    targets = np.where(correct, (n_correct + 1) / (n_correct + 2), 1 / (len(correct) - n_correct + 2))  # Platt (1999)
     ridge = np.diag([1e-9, *[_PENALTY] * features.shape[1]])
     w = np.zeros(x.shape[1])
     for _ in range(50):
@@ -266,11 +266,11 @@ def fit_logistic(features: np.ndarray, right: np.ndarray) -> Logistic:
     )
 
 
-def accept_threshold(confidences: np.ndarray, right: np.ndarray, accuracy: float) -> float:
-    """Lowest confidence of the largest set of most confident words that keeps `accuracy`; 1 if none does."""
+def accept_threshold(confidences: np.ndarray, correct: np.ndarray, accuracy: float) -> float:
+    """Lowest confidence in the largest set of most confident words that reaches `accuracy`; 1 if none does."""
     order = np.argsort(-confidences, kind="stable")
     n = np.arange(1, len(order) + 1)
-    kept = (np.cumsum(~right[order]) + 1) / (n + 1) <= 1 - accuracy + 1e-12
+    kept = (np.cumsum(~correct[order]) + 1) / (n + 1) <= 1 - accuracy + 1e-12
     if not kept.any():
         return 1.0
     last = int(np.flatnonzero(kept)[-1])

@@ -1,9 +1,9 @@
 """Corruption of stored trials for the robustness benchmark, and defences that repair the input at test time.
 
-Each corruption has five severities and is a function of (seed, corruption, session, trial): what belongs to the
-hardware of a day (dead or permuted channels, gains, thresholds, drift) is the same for all trials of a session, what
-happens in time (lost packets, jitter, bursts) differs by trial. The statistics of the store are kept, as after a
-calibration before the fault; the defence `renormalise` replaces them by those of the corrupted bins.
+Each corruption has five severities and is a function of (seed, corruption, session, trial). Faults of the hardware
+(dead or permuted channels, gains, thresholds, drift) are the same in all trials of a session; transient faults (lost
+packets, jitter, bursts) differ between trials. Normalisation statistics are those of the clean bins, as if measured
+before the fault; the defence `renormalise` replaces them by those of the corrupted bins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +18,19 @@ from arcuate.seeds import derive_seed
 
 SEVERITIES = (1, 2, 3, 4, 5)
 DEFENCES = ("interpolate", "gate", "remap", "renormalise")
-_BURST = 5.0  # spread of the quieter bins above which a bin is taken for noise
-_EXPLAINED = 0.3  # largest remaining share of the distance between statistics after channels were moved
-_LINE_HZ, _BINS_PER_SECOND = 60.0, 50.0  # 60 Hz appears at 10 Hz in bins of 20 ms
+_BURST = 5.0  # a bin is noise if its activity exceeds the usual level by this many times the spread of quiet bins
+_EXPLAINED = 0.3  # largest fraction of the distance between statistics that may remain after channels are moved
+_LINE_HZ, _BINS_PER_SECOND = 60.0, 50.0  # in bins of 20 ms, 60 Hz is aliased to 10 Hz
 
 
 @dataclass(frozen=True, eq=False)
 class _Fault:
-    """What a corruption may use besides the bins."""
+    """Parameters of one fault: its level, statistics, random generators and the electrode of each channel."""
 
     level: float
     statistics: Statistics  # of the trial's block, before the fault
-    day: np.random.Generator  # the same for all trials of a session
-    trial: np.random.Generator
+    session_rng: np.random.Generator  # the same for all trials of a session
+    trial_rng: np.random.Generator
     electrode: np.ndarray  # (C,) number of each channel's electrode
 
     @property
@@ -43,13 +43,13 @@ class _Fault:
 
     def choose(self, share: float) -> np.ndarray:
         """A random share of the electrodes."""
-        return self.day.permutation(self.n_electrodes)[: round(share * self.n_electrodes)]
+        return self.session_rng.permutation(self.n_electrodes)[: round(share * self.n_electrodes)]
 
 
 def _dead_array(bins: np.ndarray, fault: _Fault) -> np.ndarray:
     """Neighbouring electrodes are silent."""
     n = fault.n_electrodes
-    dead = (int(fault.day.integers(n)) + np.arange(round(fault.level * n))) % n
+    dead = (int(fault.session_rng.integers(n)) + np.arange(round(fault.level * n))) % n
     return np.where(np.isin(fault.electrode, dead), np.float32(0.0), bins)
 
 
@@ -59,7 +59,7 @@ def _dead_channels(bins: np.ndarray, fault: _Fault) -> np.ndarray:
 
 
 def _permuted_channels(bins: np.ndarray, fault: _Fault) -> np.ndarray:
-    """Some electrodes exchange their positions, such as after a connector was plugged in differently."""
+    """Some electrodes swap positions, as after a connector was plugged in differently."""
     order, moved = np.arange(fault.n_electrodes), fault.choose(fault.level)
     order[moved] = np.roll(moved, 1)
     columns = np.arange(bins.shape[1])
@@ -70,23 +70,23 @@ def _permuted_channels(bins: np.ndarray, fault: _Fault) -> np.ndarray:
 
 
 def _gain_jump(bins: np.ndarray, fault: _Fault) -> np.ndarray:
-    """All values are multiplied by a factor, up or down by electrode."""
-    up = fault.day.random(fault.n_electrodes) < 0.5
+    """The gain of each electrode goes up or down by a factor."""
+    up = fault.session_rng.random(fault.n_electrodes) < 0.5
     factor = np.where(up, 1 + fault.level, 1 / (1 + fault.level))[fault.electrode]
     return bins * factor
 
 
 def _baseline_drift(bins: np.ndarray, fault: _Fault) -> np.ndarray:
-    """An offset of either sign by electrode, in SD."""
-    offset = fault.level * fault.day.normal(size=fault.n_electrodes)[fault.electrode]
+    """A random offset per electrode, in units of its SD."""
+    offset = fault.level * fault.session_rng.normal(size=fault.n_electrodes)[fault.electrode]
     return bins + offset * fault.sd
 
 
 def _threshold_change(bins: np.ndarray, fault: _Fault) -> np.ndarray:
-    """Events are lost at random: every unit of a value is kept with a probability."""
+    """Threshold crossings are lost: each count is kept with probability 1 - level (binomial thinning)."""
     keep = 1 - fault.level
     whole = np.floor(np.abs(bins))
-    kept = fault.trial.binomial(np.minimum(whole, 1e6).astype(np.int64), keep) + (np.abs(bins) - whole) * keep
+    kept = fault.trial_rng.binomial(np.minimum(whole, 1e6).astype(np.int64), keep) + (np.abs(bins) - whole) * keep
     return np.sign(bins) * kept
 
 
@@ -94,14 +94,14 @@ def _packet_loss(bins: np.ndarray, fault: _Fault) -> np.ndarray:
     """Bursts of one to five bins are lost and arrive as zeros."""
     lost = np.zeros(len(bins), bool)
     while lost.mean() < fault.level:
-        start = int(fault.trial.integers(len(bins)))
-        lost[start : start + int(fault.trial.integers(1, 6))] = True
+        start = int(fault.trial_rng.integers(len(bins)))
+        lost[start : start + int(fault.trial_rng.integers(1, 6))] = True
     return np.where(lost[:, None], np.float32(0.0), bins)
 
 
 def _clock_jitter(bins: np.ndarray, fault: _Fault) -> np.ndarray:
     """Bins are repeated or skipped; the length stays the same."""
-    steps = fault.trial.choice([0, 1, 2], size=len(bins), p=[fault.level / 2, 1 - fault.level, fault.level / 2])
+    steps = fault.trial_rng.choice([0, 1, 2], size=len(bins), p=[fault.level / 2, 1 - fault.level, fault.level / 2])
     return bins[np.clip(np.cumsum(steps) - steps[0], 0, len(bins) - 1)]
 
 
@@ -109,15 +109,15 @@ def _noise_bursts(bins: np.ndarray, fault: _Fault) -> np.ndarray:
     """Stretches of half a second with strong noise on all channels, such as from movement."""
     noisy = np.zeros(len(bins), bool)
     while noisy.mean() < fault.level:
-        start = int(fault.trial.integers(len(bins)))
+        start = int(fault.trial_rng.integers(len(bins)))
         noisy[start : start + 25] = True
-    noise = np.abs(fault.trial.normal(scale=4.0, size=bins.shape)) * fault.sd
+    noise = np.abs(fault.trial_rng.normal(scale=4.0, size=bins.shape)) * fault.sd
     return bins + np.where(noisy[:, None], noise, 0.0)
 
 
 def _line_noise(bins: np.ndarray, fault: _Fault) -> np.ndarray:
-    """A sinusoid common to all channels, its amplitude in SD."""
-    phase = 2 * np.pi * fault.trial.random()
+    """A sinusoid with the same phase on all channels; its amplitude is in units of the SD."""
+    phase = 2 * np.pi * fault.trial_rng.random()
     wave = np.sin(2 * np.pi * _LINE_HZ * np.arange(len(bins)) / _BINS_PER_SECOND + phase)
     return bins + fault.level * wave[:, None] * fault.sd
 
@@ -149,7 +149,7 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 
 
 class CorruptedStore(Store):
-    """A store whose trials are corrupted, and repaired by defences, when they are read."""
+    """A store that corrupts trials, and repairs them by defences, when they are read."""
 
     def __init__(
         self, store: Store, corruption: Corruption | None, severity: int, defences: Sequence[str] = (), seed: int = 0
@@ -201,7 +201,7 @@ class CorruptedStore(Store):
         return [t for t in self.trials if (t.session, t.block, t.split) == (info.session, info.block, info.split)]
 
     def _renormalised(self, info: TrialInfo, log: bool) -> Statistics | None:
-        """Statistics of the trials of the same block and split as they are read; None without this defence."""
+        """Statistics of the corrupted trials of the same block and split; None without this defence."""
         if "renormalise" not in self._defences:
             return None
         key = (info.session, info.block, info.split, log)
@@ -214,21 +214,21 @@ class CorruptedStore(Store):
         return self._of_block[key]
 
     def _remapping(self, session: str) -> np.ndarray:
-        """Order of the channels of a session that restores those of its stored statistics."""
+        """Channel order of a session that best matches its stored statistics."""
         if session not in self._orders:
             trials = [t for t in self.trials if t.session == session][:8]
-            seen = RunningStatistics.empty(self.n_channels)
+            observed = RunningStatistics.empty(self.n_channels)
             for trial in trials:
-                seen = seen.merge(RunningStatistics.from_bins(self._corrupted(trial)))
+                observed = observed.merge(RunningStatistics.from_bins(self._corrupted(trial)))
             known = [self._source.block_statistics(t) for t in trials]
             mean, sd = (np.mean([getattr(s, name) for s in known], axis=0) for name in ("mean", "sd"))
             reference = Statistics(mean, sd, sum(s.n_bins for s in known))
-            self._orders[session] = match_channels(seen.statistics(), reference, self._n_electrodes)
+            self._orders[session] = match_channels(observed.statistics(), reference, self._n_electrodes)
         return self._orders[session]
 
 
 def find_bursts(bins: np.ndarray) -> np.ndarray:
-    """Bins with much more activity over all channels than is usual in the trial. (T,) bool"""
+    """Mark bins whose activity over all channels is far above the usual level of the trial. (T,) bool"""
     if not len(bins):
         return np.zeros(0, bool)
     low, high = np.quantile(bins, (0.2, 0.5), axis=0)
@@ -252,20 +252,21 @@ def interpolate(bins: np.ndarray, lost: np.ndarray) -> np.ndarray:
     return repaired
 
 
-def match_channels(seen: Statistics, reference: Statistics, n_electrodes: int) -> np.ndarray:
-    """Columns of the seen channels in the order of the reference, by an optimal assignment of electrodes.
+def match_channels(observed: Statistics, reference: Statistics, n_electrodes: int) -> np.ndarray:
+    """Order of the observed channels that matches the reference, by an optimal assignment of electrodes.
 
     Electrodes are compared by mean and SD of all their features, relative to the SD over electrodes. A cycle of the
-    assignment is applied only if it explains the statistics (`_EXPLAINED`): a drift changes them too, but no
-    permutation restores them. Silent electrodes are not moved.
+    assignment is applied only if it removes most of the distance (`_EXPLAINED`): drift changes the statistics too, but
+    no permutation restores them. Silent electrodes are not moved.
     """
-    silent = (seen.sd.reshape(-1, n_electrodes) < 1e-6).all(axis=0)
-    features = np.stack([seen.mean, seen.sd]).astype(np.float64).reshape(-1, n_electrodes)
-    wanted = np.stack([reference.mean, reference.sd]).astype(np.float64).reshape(-1, n_electrodes)
-    scale = np.maximum(wanted.std(axis=1, keepdims=True), 1e-6)
-    distance = np.abs((features / scale)[:, :, None] - (wanted / scale)[:, None, :]).mean(axis=0)  # (seen, wanted)
+    silent = (observed.sd.reshape(-1, n_electrodes) < 1e-6).all(axis=0)
+    features = np.stack([observed.mean, observed.sd]).astype(np.float64).reshape(-1, n_electrodes)
+    target = np.stack([reference.mean, reference.sd]).astype(np.float64).reshape(-1, n_electrodes)
+    scale = np.maximum(target.std(axis=1, keepdims=True), 1e-6)
+    # (observed, reference)
+    distance = np.abs((features / scale)[:, :, None] - (target / scale)[:, None, :]).mean(axis=0)
     live = np.flatnonzero(~silent)
-    order = np.arange(n_electrodes)  # of each wanted electrode, the seen one
+    order = np.arange(n_electrodes)  # observed electrode for each reference electrode
     if len(live):
         rows, columns = linear_sum_assignment(distance[np.ix_(live, live)])
         order[live[columns]] = live[rows]
@@ -279,5 +280,5 @@ def match_channels(seen: Statistics, reference: Statistics, n_electrodes: int) -
         before, after = distance[cycle, cycle].sum(), distance[order[cycle], cycle].sum()
         if after > _EXPLAINED * before:
             order[cycle] = cycle
-    n_kinds = len(seen.mean) // n_electrodes
+    n_kinds = len(observed.mean) // n_electrodes
     return np.concatenate([order + kind * n_electrodes for kind in range(n_kinds)])

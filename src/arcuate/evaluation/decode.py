@@ -1,6 +1,5 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from arcuate.decoding.logits import read_logits
 from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.transcribe import (
     Reference,
@@ -42,6 +42,7 @@ from arcuate.files import (
     write_json,
     write_jsonl,
 )
+from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
@@ -177,7 +178,7 @@ class SearchSource:
     words: Sequence[str] = ()
 
     def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
-        """Settings of the file with the limits given besides it, and the record of `arcuate tune` in the file."""
+        """Settings of the file, overridden by the given limits, and the record of `arcuate tune` in the file."""
         settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
         if self.config is None and exported is not None and exported.has_words:
             stored = {name: value for name, value in asdict(exported.settings).items() if value is not None}
@@ -245,19 +246,22 @@ def decode(
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
     `alpha` in the language-model score; it needs the CTC head.
 
-    Every word has a confidence, the probability that it is right, and every sentence a probability. `reject_below`
+    Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
     marks sentences whose probability is lower as rejected; their text is kept.
     """
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:
         raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
     if llm is not None and head not in (None, "ctc"):
-        raise UserError(f"--llm scores the search of the CTC head, not --head {head}; use arcuate rescore for that")
+        raise UserError(
+            f"--llm requires --head ctc, got {head}; rescore the output of other heads with arcuate rescore"
+        )
     if not 0.0 <= alpha <= 1.0 or llm_every < 1:
         raise UserError(f"--alpha must be between 0 and 1 and --llm-every at least 1, not {alpha:g} and {llm_every}")
     head = "ctc" if llm is not None else head
     scorer = None if llm is None else _load_scorer(Path(llm))
     target = None if out is None else Path(out)
-    kept = open_run(source) if Path(os.fspath(source)).is_dir() else None
+    source = local_path(source)
+    kept = open_run(source) if source.is_dir() else None
     if kept is not None:
         check_writable(kept.results_file(split, WORDS_LABEL), kind=DECODINGS)
     task = open_task(
@@ -313,6 +317,7 @@ def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcrip
     with atomic_group(*files) as (rows_file, summary_file):
         write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
+    refresh_card(run)
 
 
 def _load_scorer(path: Path) -> "CausalPrefixScorer":
@@ -328,7 +333,7 @@ def open_task(
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
-    path, lexicon, lm = Path(os.fspath(trials_from.source)), models.lexicon, models.lm
+    path, lexicon, lm = local_path(trials_from.source), models.lexicon, models.lm
     check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
     settings, tuned = models.settings()
     head = None if trials_from.head is None else check_head(trials_from.head)
@@ -357,8 +362,7 @@ def open_task(
     search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
-            "none of the classes is a word boundary (SIL, | or similar); if there is one, name it as `boundary` in"
-            " --config"
+            "none of the classes is a word boundary (SIL, | or similar); if there is one, set `boundary` in --config"
         )
     if search.oov_words:
         logger.info(
@@ -408,7 +412,7 @@ def _score_export(
     from arcuate.runtime import Decoder
 
     if trials.data is None:
-        raise UserError(f"{file.path} does not contain recordings; name a store to decode with --data")
+        raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
     store, layout = Store.open(Path(trials.data)), file.layout
     decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)
@@ -459,7 +463,7 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
         return _Trials(tuple(log_probs), classes, boundary, references)
     transducer = require_transducer(scored.model.transducer, str(path))
     if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
     return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
 

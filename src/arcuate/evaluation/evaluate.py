@@ -15,6 +15,7 @@ from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import Score, total
 from arcuate.evaluation.rate import CommunicationRate, communication_rate
 from arcuate.evaluation.significance import bootstrap_interval
@@ -27,6 +28,15 @@ from arcuate.evaluation.trials import (
     summarise,
     write_results,
 )
+from arcuate.evaluation.unlabelled import (
+    MIN_TRIALS,
+    ErrorEstimate,
+    ErrorReference,
+    TrialEvidence,
+    estimate_error,
+    make_reference,
+    measure_trial,
+)
 from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
@@ -37,6 +47,8 @@ from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
 from arcuate.training.curriculum import stage_loss, transducer_was_trained
+
+_REFERENCE_TRIALS = 300  # labelled trials with which unlabelled ones are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +61,9 @@ class Evaluation:
     provenance: "Provenance"
     excluded: "ExcludedTrials"
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
-    delay_ms: float | None = None  # of the model by design; None if it is not causal
+    delay_ms: float | None = None  # algorithmic delay of the model; None if it is not causal
+    error_reference: ErrorReference | None = None  # of the labelled trials
+    estimate: ErrorEstimate | None = None  # error rate of the trials without labels
 
     @property
     def rate(self) -> CommunicationRate | None:
@@ -89,7 +103,8 @@ class Evaluation:
         metrics, split = self.metrics, self.provenance.split
         rate, unit = error_rate_name(self.classes), token_unit(self.classes)
         if metrics.per is None:
-            return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels"
+            estimated = "" if self.estimate is None else f"\n{self.estimate.summary(rate)}"
+            return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels{estimated}"
         caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
         caveat = " (the training data)" if split == "train" else caveat
         greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
@@ -97,7 +112,7 @@ class Evaluation:
             f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
             f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
-            f"{self._rate_text()}"
+            f"{self._rate_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
         )
 
     def _rate_text(self) -> str:
@@ -113,6 +128,8 @@ class Evaluation:
             "unit": token_unit(self.classes),
             "rate": None if self.rate is None else self.rate.to_dict(),
             "delay_ms": self.delay_ms,
+            "error_reference": None if self.error_reference is None else self.error_reference.to_dict(),
+            **({} if self.estimate is None else {"estimate": self.estimate.to_dict()}),
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
 
@@ -236,6 +253,7 @@ def evaluate(
         view_noise=view_noise,
         progress=progress,
     )
+    reference, estimate = _estimate_error(scored, split, progress)
     evaluation = Evaluation(
         opened,
         tuple(scored.results),
@@ -244,11 +262,51 @@ def evaluate(
         _excluded_trials(scored.store, split, scored.model.config),
         scored.model.config.classes,
         model_delay(scored.model).total_ms if scored.model.config.settings.encoder.causal else None,
+        reference,
+        estimate,
     )
     write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
+    refresh_card(opened)
     if scores is not None:
         write_frame_scores(scores, scored.results, evaluation.classes)
     return evaluation
+
+
+def _estimate_error(
+    scored: ScoredSplit, split: str, progress: Progress | None
+) -> tuple[ErrorReference | None, ErrorEstimate | None]:
+    """Reference of the labelled trials, and estimated error rate of the others."""
+    own = labelled_evidence(scored.results)
+    reference = None if split == "train" else make_reference(own)
+    unlabelled = [measure_trial(r.log_probs) for r in scored.results if r.score is None and r.log_probs is not None]
+    if len(unlabelled) < MIN_TRIALS:
+        return reference, None
+    known = find_error_reference(scored.source, scored.model, progress) or reference
+    return reference, None if known is None else estimate_error(unlabelled, known)
+
+
+def labelled_evidence(results: Sequence[TrialResult]) -> list[tuple[TrialEvidence, int, int]]:
+    """Measures, errors and reference lengths of decoded trials with labels."""
+    return [
+        (measure_trial(r.log_probs), r.score.errors, r.score.length)
+        for r in results
+        if r.score is not None and r.log_probs is not None
+    ]
+
+
+def find_error_reference(source: ModelSource, model: Model, progress: Progress | None = None) -> ErrorReference | None:
+    """Reference of the trials that the checkpoint was selected on; None without the store of training."""
+    path = Path(str((source.trained_on or {}).get("path", "")))
+    if source.trained_on is None or not path.is_dir():
+        return None
+    store = Store.open(path)
+    split = "dev" if source.config.data.dev_fraction > 0 else "val"
+    settings = source.config
+    trials = select_split(store, settings.data, settings.front_end.patch.count_frames, split, model.config.sessions)
+    chosen = [t for t in trials if t.tokens is not None][:: max(1, len(trials) // _REFERENCE_TRIALS)]
+    batch_size = settings.validate_.batch_size
+    results = decode_trials(model, store, chosen, batch_size=batch_size, keep_log_probs=True, progress=progress)
+    return make_reference(labelled_evidence(results))
 
 
 def score_split(
@@ -335,7 +393,7 @@ def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:
         return store
     if source.trained_on is None:
         raise UserError(f"{source.run.path} is an imported model and records no store; give one with --data STORE")
-    path = Path(str(source.trained_on.get("path", "")))
+    path = source.run.store_path()
     if not path.is_dir():
         raise UserError(f"the training store {path} of this run does not exist; give it with --data STORE")
     store = Store.open(path)
@@ -350,7 +408,7 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     if label == WORDS_LABEL:
         raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
-        raise UserError(f"--scores {scores} is a folder; name a file, such as {scores / 'scores.npz'}")
+        raise UserError(f"--scores {scores} is a folder; give a file, such as {scores / 'scores.npz'}")
     check_writable(scores, kind=FRAME_SCORES)
 
 

@@ -1,7 +1,7 @@
 """Communication rate: words per minute and bits per second.
 
-Bits per symbol after Wolpaw et al. (1998): with N equally probable symbols, of which a share P is decoded correctly and
-errors are spread evenly over the others,
+Bits per symbol (Wolpaw et al. 1998): with N equally probable symbols, of which a fraction P is decoded correctly, and
+errors distributed evenly over the others,
 
     B = log2 N + P log2 P + (1 - P) log2((1 - P) / (N - 1)),
 
@@ -18,10 +18,10 @@ from arcuate.files import fields_to_dict
 
 @dataclass(frozen=True)
 class CommunicationRate:
-    """Speed of decoded speech, over the time of the recordings."""
+    """Communication rate of decoded speech, relative to the duration of the recordings."""
 
-    seconds: float  # of recording
-    words_per_minute: float | None  # of the reference texts; None without texts
+    seconds: float  # total duration of the recordings
+    words_per_minute: float | None  # in the reference texts; None without texts
     correct_words_per_minute: float | None  # times (1 - WER); None without decoded words
     bits_per_second: float | None
     bits_per_symbol: float | None
@@ -64,7 +64,7 @@ def communication_rate(
     n_words: int | None,
     word_error_rate: float | None = None,
 ) -> CommunicationRate | None:
-    """Rate of trials that last `seconds` together; None without any."""
+    """Rate of trials with a total duration of `seconds`; None without trials."""
     if seconds <= 0:
         return None
     per_minute = None if not n_words else 60 * n_words / seconds

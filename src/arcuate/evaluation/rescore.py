@@ -1,7 +1,7 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
 score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. The weights are given, or
-fitted on trials with references for each session on the other sessions.
+cross-fitted on trials with references: those of a session are fitted on the other sessions.
 """
 
 import time
@@ -46,7 +46,7 @@ class NBestList:
 
 @dataclass(frozen=True)
 class ScoreWeights:
-    """Interpolation weights; `scale` turns the score into a log-probability among the candidates."""
+    """Interpolation weights; the softmax of `scale` × score gives the probabilities of the candidates."""
 
     acoustic: float
     alpha: float
@@ -88,7 +88,7 @@ class Rescoring:
     against_before: Difference | None  # after minus before
     weights: ScoreWeights  # as given, or fitted on all trials
     weights_from: str  # given, default or fitted
-    folds: int | None  # of cross-fitting
+    folds: int | None  # number of folds of cross-fitting
     wer_fitted_on_same_trials: float | None  # with the weights fitted on all trials
     cost: RescoringCost
     out: Path | None

@@ -1,7 +1,8 @@
-"""Robustness benchmark: error rate of a run under corrupted input, and what defences at test time are worth.
+"""Robustness benchmark: error rate of a run on corrupted input, with and without defences at test time.
 
-The mean corruption error (mCE) is the mean PER over all corruptions and severities. (Hendrycks & Dietterich 2019 divide
-by the errors of a reference model; here rates stay rates.) Everything is a function of the seed.
+The mean corruption error (mCE) is the mean PER over all corruptions and severities. Unlike
+in Hendrycks & Dietterich (2019), it is not divided by the error of a reference model. All corruptions are determined by
+the seed.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ class RobustnessResult:
 
     def summary(self) -> str:
         """Clean error and mean corruption errors."""
-        lines = [f"PER {percent(self.clean_per)} clean, on {self.n_trials} {self.split} trials"]
+        lines = [f"PER {percent(self.clean_per)} on clean input, {self.n_trials} {self.split} trials"]
         for name, value in self.mce.items():
             ratio = self.relative[name]
             relative = "" if name == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
@@ -99,7 +100,7 @@ def bench_robustness(
     if n_trials is not None and len(trials) > n_trials:
         trials = [trials[i] for i in np.linspace(0, len(trials) - 1, n_trials).round().astype(int)]
     if not trials:
-        raise UserError(f"{store.path} has no labelled {split} trials; the benchmark compares with labels")
+        raise UserError(f"{store.path} has no labelled {split} trials; the benchmark needs labels")
     machine = configure_runtime(source.config.runtime, source.config.encoder.width, source.config.validate_.batch_size)
     model = model.to(machine.device)
     sets: dict[str, tuple[str, ...]] = {"undefended": ()}

@@ -1,9 +1,9 @@
 """Shortcuts: properties of a data set that identify a sentence without neural information about it.
 
-Three checks, without training. `repeated sentences`: sentences of four or more words that occur in the training split
-too. `length`: the training trial nearest in length has the same sentence. `baseline`: so has the training trial nearest
-in the mean of its first and last bins, before and after speech. The last two count trials whose sentence occurs in the
-training split, and compare with the same trials after their sentences were exchanged at random.
+Three checks, without training. `repeated sentences`: sentences of four or more words that also occur in the training
+split. `length`: trials whose nearest training trial by length has the same sentence. `baseline`: the same, with the
+nearest trial by the mean of its first and last bins, before and after speech. The last two are computed over trials
+whose sentence occurs in the training split; chance level is estimated by permuting their sentences.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ _MAX_TRAINING_TRIALS = 4000
 
 @dataclass(frozen=True)
 class Shortcut:
-    """One check: the share of trials that it identifies, the share expected by chance, and whether that is too much."""
+    """One check: share of trials identified, share expected by chance, and whether the difference is too large."""
 
     name: str
-    share: float | None  # None: too few trials to tell
+    share: float | None  # None: too few trials to test
     chance: float | None
     n_trials: int
     flagged: bool
@@ -38,7 +38,7 @@ class Shortcut:
     def summary(self) -> str:
         """The finding in one sentence."""
         if self.share is None:
-            return f"{self.name}: not tested, {self.n_trials} trials whose sentence occurs in the training split"
+            return f"{self.name}: not tested, only {self.n_trials} trials share a sentence with the training split"
         chance = "" if self.chance is None else f", {percent(self.chance)} by chance"
         verdict = "SHORTCUT" if self.flagged else "no shortcut"
         return f"{self.name}: {percent(self.share)} of {self.n_trials} trials{chance}: {verdict}"
@@ -47,7 +47,7 @@ class Shortcut:
 def find_shortcuts(
     store: Store, training: Sequence[TrialInfo], judged: Sequence[TrialInfo], seed: int = 0
 ) -> tuple[Shortcut, ...]:
-    """Check trials of a split against those of the training split."""
+    """Check the trials of a split for shortcuts to their sentences, relative to the training split."""
     rng = np.random.default_rng(derive_seed(seed, "shortcuts"))
     training = [t for t in training if t.text][:_MAX_TRAINING_TRIALS]
     known = [normalise_text(t.text or "") for t in training]
@@ -97,14 +97,14 @@ def _identified(
     distances = np.abs(features[recurring][:, None, :] - known_features[None, :, :]).mean(axis=2)
     numbers = {text: k for k, text in enumerate(dict.fromkeys(known))}
     sentence = np.array([numbers[text] for text in known])
-    wanted = np.array([numbers[texts[i]] for i in recurring])
-    ties = np.abs(distances - distances.min(axis=1, keepdims=True)) < 1e-9  # lengths are whole numbers
+    target = np.array([numbers[texts[i]] for i in recurring])
+    ties = np.abs(distances - distances.min(axis=1, keepdims=True)) < 1e-9  # several trials may have the same length
     votes = ties / ties.sum(axis=1, keepdims=True)
 
     def share_of(labels: np.ndarray) -> float:
         return float((votes * (sentence[None, :] == labels[:, None])).sum(axis=1).mean())
 
-    share = share_of(wanted)
-    chance = np.array([share_of(rng.permutation(wanted)) for _ in range(_N_PERMUTATIONS)])
+    share = share_of(target)
+    chance = np.array([share_of(rng.permutation(target)) for _ in range(_N_PERMUTATIONS)])
     flagged = share > _MAX_IDENTIFIED and share > float(np.quantile(chance, 0.995))
     return Shortcut(name, share, float(chance.mean()), len(recurring), flagged)

@@ -1,8 +1,8 @@
 """Confidence intervals and significance tests for error rates; all other packages use these.
 
 Every rate is a sum of edits over a sum of reference lengths. Comparisons are paired: all systems are scored on the
-same trials. Trials are the random factor; where a system has several runs that differ only in their seed, the seed is
-a second one.
+same trials. Trials are a random factor, and so are seeds where a system has several runs that differ only in their
+seed.
 """
 
 import math

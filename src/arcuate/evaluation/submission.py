@@ -18,11 +18,12 @@ from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS, layout_of_session, session_order
 from arcuate.errors import UserError
 from arcuate.files import OutputKind, check_writable, fields_to_dict, read_jsonl, write_text
+from arcuate.hub import local_path
 from arcuate.progress import logger
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 
 Format = Literal["b2t25", "b2t24"]
-_MAX_TRIALS = 100_000  # of a session
+_MAX_TRIALS = 100_000  # trials per session
 _MAX_TEXT_BYTES = 10_000_000
 _N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?P<split>{'|'.join(SPLITS)})/(?P<number>\d{{1,9}})")
@@ -70,11 +71,11 @@ def submit(
     """
     if format not in (None, "b2t25", "b2t24"):
         raise UserError(f"--format is {format!r}; choose b2t25 or b2t24")
-    path, target = Path(source), Path(out)
-    decodings = path if path.is_file() else find_decodings(open_run(source), split, label)
+    path, target = local_path(source), Path(out)
+    decodings = path if path.is_file() else find_decodings(open_run(path), split, label)
     check_writable(target, decodings)
     texts = read_texts(decodings, split)
-    check_complete(texts, None if path.is_file() else open_run(source), split)
+    check_complete(texts, None if path.is_file() else open_run(path), split)
     kind: Format = guess_format(texts) if format is None else ("b2t24" if format == "b2t24" else "b2t25")
     _check_earlier(target, kind, len(texts))
     n_empty = count_empty(texts, allow_empty)

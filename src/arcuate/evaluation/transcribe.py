@@ -68,14 +68,14 @@ class Transcript:
         return self.scored.score.words if self.scored else None
 
     def is_rejected(self, below: float | None) -> bool:
-        """Whether the probability that the sentence is right is below a limit; always for one without words."""
+        """Whether the probability that the sentence is correct is below a limit; true for a sentence without words."""
         probability = self.n_best[0].probability if self.n_best else None
         return below is not None and (probability is None or probability < below)
 
     def to_row(self, lm: str, accept_above: float | None = None, reject_below: float | None = None) -> dict[str, Any]:
         """The output line: best text with word times and confidences, and the n-best list with scores by source.
 
-        For later scoring it names the language model and says whether that was trained on the sentence.
+        For later scoring, it includes the language model and whether that model was trained on the sentence.
         """
         reference, errors = self.reference, self.word_errors
         best = self.n_best[0] if self.n_best else Hypothesis(())

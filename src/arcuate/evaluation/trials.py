@@ -45,7 +45,7 @@ class TrialResult:
     loss: float | None
     log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
     losses: dict[str, float] | None = None  # by head
-    greedy_score: Score | None = None  # of the greedy search, if `score` belongs to a different search
+    greedy_score: Score | None = None  # score of the greedy search, if `score` is of another search
     frames: torch.Tensor | None = None  # (F, D) encoder outputs, with keep_frames
     mode: tuple[float, ...] | None = None  # log-probabilities of MODES, if the model predicts the mode
 
@@ -58,7 +58,7 @@ def phoneme_search(settings: Validate, classes: tuple[str, ...] = CLASSES) -> Se
     """The CTC search of the validation settings."""
     if settings.search == "greedy":
         return greedy
-    # Imported here: the Numba kernels cost half a second that the greedy search does not need.
+    # Imported here: the Numba kernels take half a second to load, and the greedy search does not need them.
     from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
     return PrefixBeamSearch(settings.beam, classes).tokens
@@ -152,7 +152,7 @@ def _decode_transducer(
     network = require_transducer(model.transducer, "this model")
     if beam is None:
         return TransducerGreedySearch(network).search(frames)[0].tokens
-    from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels cost half a second
+    from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels take half a second to load
 
     return token_search(network, head, beam).search(HeadOutputs(log_probs, frames))[0].tokens
 

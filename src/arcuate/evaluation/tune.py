@@ -58,7 +58,7 @@ _JOINT_WEIGHTS = {
     "ctc_weight": (0.5, 0.0, 20.0),
     "ilm_weight": (0.2, 0.0, 2.0),
 }
-_JOINT_ROUNDS = 2  # the candidates depend on the weights
+_JOINT_ROUNDS = 2  # searches and fits, because the candidates depend on the weights
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TuningRecord:
     """How weights were found, as noted in the weights file."""
 
     on: str  # name of the run or file
-    digest: str  # of the references
+    digest: str  # hash of the references
     n_trials: int
     lm: str
     lexicon: str
@@ -150,11 +150,11 @@ def tune(
 
     `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
     `config`: initial weights. `head` and `checkpoint` as for `decode`. `confidence`: calibrate the confidences of words
-    and sentences too, and the threshold above which the share `accuracy` of the words is right; with `keep_weights`, do
-    only that.
+    and sentences too, and the threshold above which a share `accuracy` of the words is correct; with `keep_weights`,
+    do only that.
     """
     if keep_weights and not confidence:
-        raise UserError("--keep-weights leaves nothing to fit; give --confidence too")
+        raise UserError("--keep-weights leaves nothing to fit; add --confidence")
     if keep_weights and folds:
         raise UserError(
             "--folds cross-fits the search weights, which --keep-weights does not tune; give one of the two"
@@ -228,7 +228,7 @@ def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) ->
 def _transcribe(
     task: DecodingTask, chosen: Sequence[int], settings: DecodingConfig, n_best: int = 2, measure: bool = False
 ) -> list[Transcript]:
-    """Decode the chosen trials with other settings, with confidences to measure if asked."""
+    """Decode the chosen trials with other settings, with confidences if they are to be measured."""
     references = [task.references[i] for i in chosen]
     confidence = settings if measure else None
     if task.joint is None:
@@ -274,7 +274,7 @@ class _Tuner:
     search: WordSearch
     trials: Sequence[np.ndarray]
     references: Sequence[Reference]
-    deadline: float  # of time.perf_counter
+    deadline: float  # in seconds of time.perf_counter
     best: tuple[float, DecodingConfig] | None = None
     n_evaluations: int = 0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Ablations: train a recipe with each factor changed alone and with each put back alone, over several seeds.
+"""Ablations: train a recipe with each factor changed alone, and with all factors but one changed, over several seeds.
 
 Every cell (arm × seed) is an ordinary run folder, so an interrupted ablation continues where it stopped, and several
 workers can share one. Which factor caused a difference is judged in `arcuate.insight.ablation`.
@@ -262,7 +262,7 @@ def _check_experiment(experiment: Experiment) -> None:
 
 
 def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Factor]) -> Recipe:
-    """Check that each factor changes settings of its own and not the scored trials; return the baseline recipe."""
+    """Check that factors set different settings and do not change the scored trials; return the baseline recipe."""
     base = load_recipe(recipe, overrides)
     factor_of: dict[str, str] = {}
     for factor in factors:
@@ -304,7 +304,7 @@ def cells(experiment: Experiment) -> list[Cell]:
             recipe = experiment.load(arm)
             seed = recipe.train.seed + i
             changed = ", ".join(sorted(arm.changed)) or "nothing"
-            note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed against the baseline; seed {i + 1}."
+            note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed from the baseline; seed {i + 1}."
             overrides = (
                 *(*experiment.overrides, *arm.overrides(experiment.factors)),
                 *(*seed_overrides(recipe, i), f"notes={to_yaml_line(note)}"),
@@ -340,7 +340,7 @@ def is_scored(experiment: Experiment, cell: Cell) -> bool:
 
 
 def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
-    """Why a cell cannot enter an effect; None if it can."""
+    """Reason why a cell is excluded from the effects; None if it is included."""
     if is_scored(experiment, cell):
         return None
     if not cell.run.recipe_file.is_file():
@@ -350,7 +350,7 @@ def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
 
 @contextmanager
 def claim_cell(cell: Cell) -> Iterator[bool]:
-    """Whether this worker holds the cell while the context lasts; False if another one does."""
+    """Reserve a cell for this worker within the context; yields False if another worker holds it."""
     path = cell.run.path
     with ExitStack() as stack:
         try:

@@ -41,7 +41,7 @@ def average(run: RunLike, *, last: int | None = None, progress: Progress | None 
     """
     opened = open_run(run)
     if not opened.checkpoints.is_dir():
-        raise UserError(f"{opened.path} has no checkpoints to average; name a run of arcuate train")
+        raise UserError(f"{opened.path} has no checkpoints to average; give a run of arcuate train")
     folders = _choose_checkpoints(opened, last)
     model = load_model(folders[0])
     total = {name: tensor.double() for name, tensor in model.state_dict().items()}

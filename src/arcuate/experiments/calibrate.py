@@ -30,13 +30,14 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
 from arcuate.files import to_frame, write_json
 from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, ModeLossSettings, RNNTSettings
-from arcuate.models.config import ModelConfig
+from arcuate.models.config import ModelConfig, full_session_layers
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, add_session, copy_session_layer, parameter_groups, single_session_model
 from arcuate.models.runtime import configure_runtime
@@ -255,6 +256,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
             return None
         result, finished = replace(plan.setup, curve=tuple(points)), Run(temporary / "last")
         write_json(finished.calibration_file, result.to_dict())
+        refresh_card(finished, path.name)
         # The run folder contains nothing but the lock, which is held and moves along.
         plan.setup.run.lock_file.rename(finished.lock_file)
         finished.path.rename(path)
@@ -324,14 +326,13 @@ def _restrict_sessions(data: DataConfig, sessions: Sequence[str]) -> DataConfig:
 
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
     """The parent's recipe with the new session, and with the loss, optimizer and schedule of calibration."""
-    layer = parent.front_end.session_layer.model_copy(update={"enabled": True})
     other_lr = settings.other_lr_factor * settings.lr
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
         "summary": f"{parent.name}, calibrated to {session}",
         "data": _restrict_sessions(parent.data, (*config.sessions, session)),
-        "front_end": parent.front_end.model_copy(update={"session_layer": layer}),
+        "front_end": full_session_layers(parent.front_end),
         "loss": LossSettings(
             ctc=CTCSettings(reduction="mean_per_token", zero_infinity=True, weight=parent.loss.ctc.weight),
             rnnt=RNNTSettings(reduction="mean_per_token", weight=parent.loss.rnnt.weight),

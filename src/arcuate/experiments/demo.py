@@ -96,16 +96,16 @@ def _check_folders(run: Path, data: Path) -> None:
     """Check that both are folders of an earlier demo or new, and that neither is inside the other."""
     for path, option in ((run, "--run"), (data, "--data")):
         if os.path.lexists(path) and not path.is_dir():
-            raise UserError(f"{path} is not a folder; name another one with {option}")
+            raise UserError(f"{path} is not a folder; give another one with {option}")
     resolved_run, resolved_data = run.resolve(), data.resolve()
     if resolved_run in (resolved_data, *resolved_data.parents) or resolved_data in resolved_run.parents:
-        raise UserError(f"--run {run} and --data {data} overlap; name two separate folders")
+        raise UserError(f"--run {run} and --data {data} overlap; give two separate folders")
     if data.exists() and any(data.iterdir()) and not (data / _MARKER).exists():
-        raise UserError(f"{data} was not made by the demo; move it away, or name another folder with --data")
+        raise UserError(f"{data} was not made by the demo; move it away, or give another folder with --data")
     if run.exists() and any(run.iterdir()):
         trained_on = Run(run).data() if Run(run).environment_file.is_file() else {}
         if Path(str(trained_on.get("path", ""))) != (data / "store").resolve():
-            raise UserError(f"{run} was not made by the demo; move it away, or name another folder with --run")
+            raise UserError(f"{run} was not made by the demo; move it away, or give another folder with --run")
 
 
 def _clear(run: Path, data: Path) -> None:

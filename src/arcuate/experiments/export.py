@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate import __version__
-from arcuate.decoding.exported.archive import METADATA, Content, write_archive
+from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
+from arcuate.decoding.exported.graph_check import OPERATORS
 from arcuate.decoding.exported.read import (
     FORMAT,
     LANGUAGE_MODEL,
@@ -27,7 +28,7 @@ from arcuate.decoding.exported.read import (
 )
 from arcuate.decoding.exported.web import WebTrial, find_runtime, write_page
 from arcuate.errors import UserError
-from arcuate.files import OutputKind, check_writable, fields_to_dict
+from arcuate.files import OutputKind, check_writable, fields_to_dict, write_text
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from arcuate.models.model import Model
     from arcuate.models.onnx_graphs import ModelGraphs
 
-MAX_INT8_LOSS = 0.002  # PER that int8 may cost; above it, the export recommends fp32
+MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
 _N_COMPARED = 200  # trials on which int8 is compared with fp32
 _EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
@@ -75,7 +76,7 @@ class ExportResult:
     int8: Int8Comparison | None  # None: fp32, or no trials to compare on
 
     def summary(self) -> str:
-        """Size and contents, and what int8 costs: one line each."""
+        """Size and contents, and the PER difference of int8: one line each."""
         words = f"{self.n_words:,} words, {self.lm}" if self.lm else "phonemes only"
         text = (
             f"{self.path}: {self.n_bytes / 1e6:.1f} MB, {self.precision}, {len(self.sessions)} sessions, {words},"
@@ -121,13 +122,14 @@ def export(
     """
     path = Path(out)
     if path.suffix != ".arcx":
-        raise UserError(f"{path} should end in .arcx, by which commands recognise an exported model")
+        raise UserError(f"{path} must end in .arcx, the suffix of exported models")
     if find_spec("onnx") is None:
         raise UserError("exporting needs the onnx package; install with: pip install 'arcuate[export]'")
     check_writable(path, kind=_EXPORTS)
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
+    from arcuate.evaluation.card import describe_run
     from arcuate.evaluation.evaluate import choose_head, find_source
     from arcuate.live.engine import load_search
     from arcuate.models.io import load_model
@@ -142,10 +144,12 @@ def export(
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
     chosen_head = choose_head(find_source(folder, checkpoint), head)
-    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress)
+    card = describe_run(folder, checkpoint).markdown()
+    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress, card)
     if web is not None:
         chosen = session or model.config.sessions[-1]
         _write_web(folder, Path(web), Path(ort_web), model, chosen, int8, data)
+        write_text(Path(web) / CARD, card)
     return ExportResult(
         path,
         n_bytes,
@@ -167,8 +171,9 @@ def write_export(
     head: "Head" = "ctc",
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    card: str | None = None,
 ) -> "tuple[ModelLayout, int]":
-    """Write a causal model and the lexicon, n-gram and settings of a word search; returns layout and size."""
+    """Write a causal model, lexicon, n-gram and settings of a word search, and a card; returns layout and size."""
     from arcuate.live.engine import describe_layout
     from arcuate.models.onnx_graphs import build_graphs
 
@@ -178,9 +183,17 @@ def write_export(
             " step; train with encoder.bidirectional=false"
         )
     if head != "ctc" and search is not None and model.config.classes != search.classes:
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     index = None if session is None else model.config.sessions.index(session)
+    if model.config.settings.front_end.custom is not None:
+        raise UserError("a model with a front-end step of its own (front_end.custom) cannot be exported")
     graphs = build_graphs(model, index, int8, transducer=head != "ctc")
+    if unknown := {node.op_type for node in graphs.frame.model.graph.node} - OPERATORS:
+        kind = model.config.settings.encoder.kind
+        raise UserError(
+            f"the encoder {kind} cannot be exported: it uses the operator {min(unknown)}, which exported models do not"
+            " support; use the run folder instead"
+        )
     layout = describe_layout(model)
     if session is not None:
         layout = replace(layout, sessions=(session,))
@@ -214,6 +227,8 @@ def write_export(
             metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
             metadata["decoding"] = {field.name: weights[field.name] for field in fields(SearchSettings)}
         members[METADATA] = json.dumps(metadata, indent=1).encode()
+        if card is not None:
+            members[CARD] = card.encode()
         return layout, write_archive(path, members)
 
 
@@ -236,7 +251,7 @@ def _describe_states(graph: Any) -> list[dict[str, Any]]:
 
 def _session_members(model: "Model") -> dict[str, Content]:
     layer = model.front_end.session_layer
-    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.weights])
+    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.maps()])
     biases = np.stack([b.detach().float().cpu().numpy() for b in layer.biases])
     return {SESSION_WEIGHTS: weights.astype("<f4").tobytes(), SESSION_BIASES: biases.astype("<f4").tobytes()}
 

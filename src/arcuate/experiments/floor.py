@@ -1,9 +1,9 @@
 """Floor of a run: the error rate that the same recipe reaches on input without neural information.
 
 Two inputs are trained and scored: `exchanged`, where every trial has the bins of another trial of about the same
-length, and `silence`, where all channels carry one binary signal, speech or silence, so that only the length and the
-pauses are left. `language model` decodes to words from uniform frame scores of the right length. A run whose error rate
-is close to a floor has learnt little from neural activity; `find_shortcuts` names usual reasons of a low floor.
+length, and `silence`, where all channels carry the same binary speech/silence signal, so that only the length and the
+pauses are left. `language model` decodes uniform frame scores of the same length to words. A run whose error rate is
+close to a floor has learnt little from neural activity; `find_shortcuts` checks for the usual causes of a low floor.
 """
 
 import tempfile
@@ -42,8 +42,8 @@ class Floor:
     run: str
     split: str
     n_trials: int
-    per: float | None  # of the run on these trials
-    per_floor: dict[str, float | None]  # by input
+    per: float | None  # PER of the run on these trials
+    per_floor: dict[str, float | None]  # PER by input
     wer_language_model: float | None  # None: not measured
     shortcuts: tuple[Shortcut, ...]
 
@@ -58,7 +58,7 @@ class Floor:
         lines = [f"PER {percent(self.per)} on {self.n_trials} {self.split} trials"]
         lines += [f"floor {percent(rate)} with input {name!r}" for name, rate in self.per_floor.items()]
         if self.wer_language_model is not None:
-            lines.append(f"WER {percent(self.wer_language_model)} of the language model alone")
+            lines.append(f"WER {percent(self.wer_language_model)} with the language model alone")
         return "\n".join([*lines, *(s.summary() for s in self.shortcuts)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,12 +66,12 @@ class Floor:
 
 
 class UninformativeStore(Store):
-    """A store whose trials are read without neural information about their sentence."""
+    """A store that replaces the bins of every trial by input without neural information about its sentence."""
 
     def __init__(self, store: Store, kind: str) -> None:
         vars(self).update(vars(store))  # the same files and manifest; nothing is written
         self._source, self._kind = store, kind
-        self._files = {}  # training closes its store, not the source
+        self._files = {}  # own file handles, because training closes its store
         self._partner = _partners(store.trials)
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
@@ -87,7 +87,7 @@ class UninformativeStore(Store):
         return other[np.arange(info.n_bins) % max(1, len(other))]
 
     def _silence(self, info: TrialInfo) -> np.ndarray:
-        """One SD above the mean in all channels where the smoothed activity is high."""
+        """All channels at their mean, plus one SD in bins where the smoothed activity is high."""
         bins, statistics = self._source.read_bins(info), self._source.block_statistics(info)
         sd = np.maximum(statistics.sd, 1e-3)
         activity = np.abs((bins - statistics.mean) / sd).mean(axis=1)
@@ -98,7 +98,7 @@ class UninformativeStore(Store):
 
 
 def _partners(trials: tuple[TrialInfo, ...]) -> dict[str, TrialInfo]:
-    """For each trial, another one of its session and split with another text, nearest in length."""
+    """For each trial, the trial nearest in length with another text, in the same session and split."""
     partners: dict[str, TrialInfo] = {}
     groups: dict[tuple[str, str], list[TrialInfo]] = {}
     for trial in trials:
@@ -129,11 +129,11 @@ def measure_floor(
     opened = open_run(run)
     source = find_source(opened, checkpoint)
     if not opened.recipe_file.is_file():
-        raise UserError(f"{opened.path} is an imported model without a recipe; its floor cannot be trained")
+        raise UserError(f"{opened.path} is an imported model without a recipe; a floor needs the recipe to train")
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
     if not trials:
-        raise UserError(f"{store.path} has no labelled {split} trials; a floor compares with labels")
+        raise UserError(f"{store.path} has no labelled {split} trials; a floor needs labels")
     training = [t for t in store.trials if t.split == "train" and t.session in model.config.sessions]
     shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)

@@ -7,23 +7,40 @@ disk or a killed worker, is skipped: its writer never saw the operation succeed.
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from optuna.exceptions import OptunaError
 from optuna.storages.journal import BaseJournalBackend
 
-from arcuate.files import exclusive_lock
+from arcuate.errors import UserError
+from arcuate.files import describe_error, exclusive_lock
 from arcuate.progress import logger
+
+# what Optuna raises while it applies operations that it did not write itself
+_INVALID = (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, RecursionError, OptunaError)
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Turn the errors of a journal whose lines are JSON but not operations of a study into one sentence."""
+    try:
+        yield
+    except _INVALID as error:
+        reason = f"{type(error).__name__}: {describe_error(error)}"
+        raise UserError(f"{path} is damaged: it is not the journal of a sweep ({reason}); restore the file") from error
 
 
 class Journal(BaseJournalBackend):
     """Journal file of a study; one worker appends at a time."""
 
-    def __init__(self, path: Path, lock: Path) -> None:
+    def __init__(self, path: Path, lock: Path, create: bool = True) -> None:
         self._path, self._lock = path, lock
         self._offsets = {0: 0}  # number of operations -> position in the file after them
         self._skipped: set[int] = set()  # positions of incomplete lines
-        path.touch()
+        if create:
+            path.touch()
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Yield the operations from this number on; a last line without its end is still being written."""

@@ -1,9 +1,9 @@
 """Slurm jobs: `launch` submits a command as one job or an array, and `run_task` runs it inside the job.
 
-submitit writes the batch script, submits it and describes the processes of a job. What a job executes is stored as
-JSON (`tasks-*.json`), because submitit's own format is pickle. A job that is about to reach its time limit gets
-SIGUSR2; it stops its command with a checkpoint and puts itself back into the queue, where it continues exactly. A job
-that is preempted or loses its node is put back by Slurm.
+submitit writes and submits the batch script and detects rank and world size inside a job. The commands of a job are
+stored as JSON (`tasks-*.json`), because submitit's own format is pickle. A job that is about to reach its time limit
+receives SIGUSR2: it saves a checkpoint, stops its command and requeues itself, and resumes exactly when it runs again.
+Jobs that are preempted or lose their node are requeued by Slurm.
 """
 
 import hashlib
@@ -36,15 +36,16 @@ except ImportError:
     raise UserError("Slurm jobs need the package submitit: pip install -e '.[cluster]' -c constraints.txt") from None
 
 _FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
-_STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # exit codes with a checkpoint
+# Exit codes of a command that stopped with a checkpoint.
+_STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
 
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Resources and limits of a job; None leaves the choice to the cluster."""
+    """Resources and limits of a job; None uses the default of the cluster."""
 
-    time: str = "60"  # minutes, or any form that Slurm knows: 12:00:00, 1-00:00:00
+    time: str = "60"  # minutes, or another format of Slurm: 12:00:00, 1-00:00:00
     nodes: int = 1
     processes: int = 1  # per node; with GPUs, one per GPU
     gpus: int = 0  # per node
@@ -77,7 +78,7 @@ class SlurmSettings:
 
 
 def _seconds(time: str) -> int | None:
-    """A time limit as Slurm reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    """Parse a time limit in a format of Slurm: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
     match = _TIME.fullmatch(time)
     if match is None:
         return None
@@ -93,7 +94,7 @@ _OWN_OPTIONS = ("array", "output", "error", "open-mode", "signal", "requeue", "n
 
 @dataclass(frozen=True)
 class Launch:
-    """A submitted job, or with a dry run the job that would be submitted."""
+    """A submitted job; with a dry run, the job that would be submitted."""
 
     folder: Path  # batch script and logs
     tasks: tuple[tuple[str, ...], ...]  # arguments of `arcuate`, one per task of the array
@@ -109,7 +110,7 @@ class _Executor(SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        return 2  # a dry run prints the script also where Slurm is not installed
+        return 2  # so that a dry run works without Slurm
 
     def text(self, command: str) -> str:
         return str(self._make_submission_file_text(command, ""))
@@ -133,10 +134,11 @@ def launch(
     settings.check()
     folder, tasks = plan_tasks(arguments, n_workers)
     if not dry_run and shutil.which("sbatch") is None:
-        raise UserError("sbatch was not found: run this on a machine of the Slurm cluster, or add --dry-run")
+        raise UserError("sbatch was not found; run this on a node of the Slurm cluster, or add --dry-run")
     executor = _make_executor(folder, settings, len(tasks))
     content = {"tasks": tasks, "max_requeues": settings.max_requeues}
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]  # another job of this folder keeps its own
+    # Named by its content, so that jobs of the same folder do not overwrite each other's file.
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
     tasks_file = executor.folder / f"tasks-{digest}.json"
     command = shlex.join((sys.executable, "-u", "-m", __name__, str(tasks_file)))
     if dry_run:
@@ -146,35 +148,35 @@ def launch(
     try:
         job = executor.submit_command(command)
     except (FailedJobError, FailedSubmissionError) as error:
-        raise UserError(f"sbatch refused the job: {_last_line(str(error))}") from None
+        raise UserError(f"sbatch rejected the job: {_last_line(str(error))}") from None
     return Launch(executor.folder, tasks, executor.text(command), job)
 
 
 def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tuple[tuple[str, ...], ...]]:
-    """The folder that a command writes, and the arguments of each task of its job."""
+    """Output folder of a command, and the arguments of each task of its job."""
     words = list(arguments)
     command = words[0] if words else ""
     if command not in _FOLDER_OPTIONS:
         expected = ", ".join(_FOLDER_OPTIONS)
         raise UserError(f"cannot launch {command or 'nothing'!r}: expected one of {expected}, as in -- train tiny …")
     if "--dry-run" in words:
-        raise UserError("--dry-run after -- only plans the training; put it before -- to print the batch script")
+        raise UserError("--dry-run after -- applies to the training; put it before -- to print the batch script")
     option = _FOLDER_OPTIONS[command]
     folder = _value_of(words, option)
     if folder is None:
         raise UserError(f"{command} needs {option} FOLDER, which also receives the logs of the job")
     if (url := _value_of(words, "--storage")) is not None and has_password(url):
         raise UserError(
-            "--storage contains a password, which the batch job would store in a file; leave it out and put it into"
-            " ~/.pgpass"
+            "--storage contains a password, which the batch script would store in a file; remove it from the URL and"
+            " put it into ~/.pgpass"
         )
     if command != "train":
         return Path(folder) / JOB_FOLDER, (tuple(words),) * n_workers
     if n_workers > 1:
-        raise UserError(f"--workers {n_workers} is for sweep and ablate; train uses --nodes, --gpus and --seeds")
+        raise UserError(f"--workers {n_workers} is for sweep and ablate; for train use --nodes, --gpus and --seeds")
     if "--resume" not in words:
         check_run_folder(Path(folder))
-        words.append("--resume")  # a job that is started again continues
+        words.append("--resume")  # for a requeued job
     seeds = _value_of(words, "--seeds")
     if seeds is None:
         return Path(folder) / JOB_FOLDER, (tuple(words),)
@@ -232,10 +234,10 @@ def _last_line(text: str) -> str:
 
 
 def run_task(tasks_file: Path) -> int:
-    """Run the command of this task of a job; return its exit code.
+    """Run the command of one task of a job; return its exit code.
 
-    SIGUSR2 comes before the time limit: the command stops with a checkpoint, and the first process puts the job back
-    into the queue. SIGTERM (a cancelled or preempted job) stops the command too, but only Slurm decides what follows.
+    On SIGUSR2, sent before the time limit, the command stops with a checkpoint and rank 0 requeues the job. SIGTERM (a
+    cancelled or preempted job) stops the command too, but requeuing is left to Slurm.
     """
     content = read_json(tasks_file)
     arguments = _resumed(content["tasks"][int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
@@ -254,11 +256,11 @@ def run_task(tasks_file: Path) -> int:
     for number in (signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, stop)
     if not received:
-        # Slurm signals every process of a job: the command must not die of the one that is meant for this process.
+        # Slurm signals every process of a job: the command ignores SIGUSR2, which only this process handles.
         process = subprocess.Popen(
             [*PROGRAM, *arguments], preexec_fn=partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
         )
-        if received:  # between the two lines above
+        if received:  # the signal arrived before `process` was set
             process.send_signal(signal.SIGTERM)
         code = process.wait()
         if code not in _STOPPED:
@@ -266,17 +268,17 @@ def run_task(tasks_file: Path) -> int:
     if signal.SIGUSR2 not in received:
         return 128 + signal.SIGTERM
     if restarts >= content["max_requeues"]:
-        _say(f"the time limit is near and the job was restarted {restarts} times already: not put back into the queue")
+        _say(f"approaching the time limit after {restarts} restarts: stopped with a checkpoint, not requeued again")
         return 128 + signal.SIGUSR2
     if os.environ.get("SLURM_PROCID", "0") == "0":
-        _say("the time limit is near: stopped with a checkpoint, putting the job back into the queue")
+        _say("approaching the time limit: stopped with a checkpoint, requeuing the job")
         _requeue()
-    signal.pause()  # Slurm ends the job; exiting first would end it as failed
+    signal.pause()  # until Slurm ends the job; if it exited first, the job would be marked as failed
     return 0
 
 
 def _resumed(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a training, which either continues its run or, the first time, starts from another one."""
+    """Arguments of `train` for this start of the job: --from applies to the first start, --resume to later ones."""
     words, folder = list(arguments), _value_of(arguments, "--run")
     if _value_of(words, "--from") is None or folder is None:
         return words

@@ -12,14 +12,14 @@ KINDS = ("encoder", "reader", "recipe")
 
 
 def new(kind: str, name: str, folder: str | Path = ".") -> tuple[Path, ...]:
-    """Write a pip-installable package (encoder, reader) or a recipe file below `folder`; returns the files written.
+    """Write a pip-installable package (encoder, reader) or a recipe file below `folder`; return the written files.
 
     The packages are those of `examples/`, under the given name; nothing existing is overwritten.
     """
     if kind not in KINDS:
         raise UserError(f"cannot write a skeleton of {kind!r}; choose {', '.join(KINDS)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,49}", name) or keyword.iskeyword(name):
-        raise UserError(f"{name!r} cannot be the name of a package; use small letters, digits and _, such as my_{kind}")
+        raise UserError(f"{name!r} cannot be the name of a package; use lower-case letters, digits and _: my_{kind}")
     target = Path(folder) / (f"{name}.yaml" if kind == "recipe" else name)
     if target.exists():
         raise UserError(f"{target} exists; choose another name or folder")

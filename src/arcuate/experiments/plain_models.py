@@ -1,6 +1,6 @@
-"""The official models in the plain formulation: standard torch.nn modules, patches written out, one loop over time.
+"""The official models as plain torch.nn modules: explicit patches, and one loop over time.
 
-`selftest` measures the speed of the project's models beside them. They have the same sizes and the same outputs per
+`selftest` compares the speed of the models of this package with them. They have the same sizes and the same outputs per
 frame, without dropout.
 """
 
@@ -12,7 +12,7 @@ from arcuate.models.config import GRUSettings, ModelConfig, SSMSettings, Transfo
 
 
 class PlainModel(nn.Module):
-    """Session layer and patches as one would first write them down, an encoder of torch.nn, and the output layer."""
+    """Session layer and patches in their most direct form, an encoder of torch.nn, and the output layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

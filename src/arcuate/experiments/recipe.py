@@ -34,6 +34,7 @@ from arcuate.data.alphabet import ALPHABETS
 from arcuate.errors import UserError
 from arcuate.experiments.targets import Target
 from arcuate.files import fields_to_dict
+from arcuate.hub import RECORD, is_hub_name, local_path
 from arcuate.plugins import trust_code
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
@@ -50,7 +51,7 @@ class _Identity(Settings):
     purpose: str = Field("", max_length=1000, description="Why the run is made: the question it is meant to answer.")
     target: Target | None = Field(None, description="Success criteria of the run; null = none.")
     compare_with: str | None = Field(
-        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = chosen."
+        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = automatic."
     )
     notes: str = Field("", description="Free text.")
 
@@ -78,8 +79,8 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
 
 
 def _is_run_recipe(place: "Place") -> bool:
-    """Whether a recipe belongs to a run folder, which an earlier version may have written."""
-    return place.path is not None and place.path.with_name("environment.json").is_file()
+    """Whether a recipe belongs to a run folder, which an earlier version or another person may have written."""
+    return place.path is not None and any(place.path.with_name(n).is_file() for n in ("environment.json", RECORD))
 
 
 def run_recipe(run: Run) -> Recipe:
@@ -126,6 +127,8 @@ def _lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
 
 def _locate(name: str, child: Place | None = None) -> Place:
     """Find a recipe by name or path; the parent of a recipe file is searched in the folder of that file first."""
+    if child is None and is_hub_name(name):
+        name = str(local_path(name))
     if child is None:
         if name in recipe_names():
             return Place(name)
@@ -224,7 +227,7 @@ class RecipeDescription:
 
 @dataclass(frozen=True)
 class RecipeComparison:
-    """Differences between two recipes, and warnings about settings that were changed without their partners."""
+    """Differences between two recipes, and warnings about coupled settings that were changed separately."""
 
     a: str
     b: str
@@ -291,9 +294,9 @@ def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeCompari
 def _require_ancestor(name: str) -> str:
     ancestor = official_ancestor(name)
     if ancestor is None:
-        raise UserError(f"recipe {name} does not extend an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} does not extend an official recipe; give a second one to compare with")
     if ancestor == name:
-        raise UserError(f"recipe {name} is an official recipe; name a second one to compare with")
+        raise UserError(f"recipe {name} is an official recipe; give a second one to compare with")
     return ancestor
 
 
@@ -354,7 +357,7 @@ def list_components(
         if not models:
             settings.append(_describe_setting(field_path, field, value))
     kinds = typing.get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-    kind = kinds[0] if len(kinds) == 1 else None  # several: an ordinary setting
+    kind = kinds[0] if len(kinds) == 1 else None  # with several values, `kind` is an ordinary setting
     description = "" if model is Recipe else inspect.cleandoc(model.__dict__.get("__doc__") or "")
     if settings:
         yield ComponentEntry(path, kind, type(default) is model, description, tuple(settings))
@@ -373,7 +376,7 @@ def to_markdown() -> str:
             title += f", kind `{part.kind}`" + (" (default)" if part.is_default else "")
         earlier = first_path.setdefault((*names, str(part.kind), part.description), part.path)
         if earlier != part.path and part.kind:
-            continue  # the same kinds at a second place
+            continue  # already listed under another path
         lines += [f"## {title}", ""]
         if part.description:
             lines += [part.description, ""]

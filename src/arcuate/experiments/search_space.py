@@ -57,7 +57,7 @@ class Dimension:
 
     path: str
     values: Range | Choices
-    is_integer: bool = False  # of a range
+    is_integer: bool = False  # a range of integers
 
     def to_override(self, value: Any) -> str:
         """`path=value` for the command line. A choice is given as its text."""

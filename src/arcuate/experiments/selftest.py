@@ -1,7 +1,7 @@
-"""`selftest`: does this machine compute the right numbers, at a sensible speed, in every precision?
+"""`selftest`: check that this machine computes correct results at a reasonable speed in every precision.
 
-A user runs it once on a new machine, on any device; the result can be attached to a bug report. Every check has a
-value, a bound and a remedy. The same code runs on a CPU and on CUDA; official sizes are behind `full`.
+It is meant to be run once on a new machine; the result can be attached to a bug report. Every check has a
+value, a bound and a remedy. The same code runs on a CPU and on CUDA; `full` adds the official model sizes.
 """
 
 import copy
@@ -62,18 +62,19 @@ from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, autocast, installed_version
 from arcuate.training.loop import train as train_loop
 from arcuate.training.state import TrainingState, memory_mb
-from arcuate.training.step import compute_gradients, encode_for_training
+from arcuate.training.step import compile_blocks, compute_gradients, encode_for_training
 
 Status = Literal["pass", "fail", "skipped"]
 _PRECISIONS = ("fp32", "bf16", "fp16")
 
-# Largest error relative to float64 on the CPU: of logits (to the largest one), of gradients (norm to norm).
+# Largest error relative to float64 on the CPU: logits relative to the largest logit, gradients by norm.
 _LOGIT_BOUNDS = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.01}
 _GRADIENT_BOUNDS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.02}
-_MIN_RELATIVE_SPEED = 0.8  # of the plain formulation
+_MIN_RELATIVE_SPEED = 0.8  # relative to plain torch.nn
 _OFFICIAL = ("b2t25-gru", "b2t25-transformer", "mode-ssm")
+_LONG_S = 60.0
 _MAX_READS = 1  # synchronisations of a step beyond those inside torch's CTC loss
-_MAX_RANK_DIFFERENCE = 1e-3  # relative, of the loss of one and of two processes
+_MAX_RANK_DIFFERENCE = 1e-3  # relative difference of the loss between one and two processes
 _FAILURES = (RuntimeError, UserError, OSError, ValueError, subprocess.SubprocessError)
 
 
@@ -130,7 +131,7 @@ def selftest(device: str = "auto", *, full: bool = False, progress: Progress | N
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """The messages of the small runs are not shown."""
+    """Suppress the log messages of the small runs."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
@@ -140,7 +141,7 @@ def _only_warnings() -> Iterator[None]:
 
 
 def _run_checks(name: str, group: "Group", machine: "_Machine") -> list[Check]:
-    """The checks of a group; an error ends the group as a failed check, and the others still run."""
+    """Run the checks of a group; an error fails the group, and the other groups still run."""
     done: list[Check] = []
     try:
         done.extend(group(machine))
@@ -158,7 +159,7 @@ def _judge(name: str, value: float, bound: float, remedy: str, at_least: bool = 
 
 
 class _Machine:
-    """The device under test, and small data and runs that several checks share; made when first needed."""
+    """The device under test, and small data and runs that several checks share; created when first needed."""
 
     def __init__(self, device: torch.device, full: bool, folder: Path) -> None:
         self.device, self.full, self.folder = device, full, folder
@@ -177,7 +178,7 @@ class _Machine:
 
     @property
     def trained(self) -> TrainResult:
-        """A small run of one process."""
+        """A small run, trained in one process."""
         if self._trained is None:
             overrides = [*_SMALL_RUN, f"runtime.device={self.device.type}"]
             self._trained = train("tiny", self.store, self.folder / "run", overrides=overrides)
@@ -199,7 +200,7 @@ class _Machine:
         return TrainingState(model, recipe, create_run(self.folder / name, recipe, {}), precision)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Seconds of some work: CPU time on a CPU, where other processes must not count, else until it is complete."""
+        """Time some work in seconds: CPU time on a CPU, so that other processes do not count, else wall-clock time."""
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
         self.synchronise()
         start = clock()
@@ -223,7 +224,7 @@ _SMALL_RUN = (
 
 
 def _encoders() -> dict[str, AnyEncoderSettings]:
-    """Every kind, causal and bidirectional."""
+    """All kinds of encoders, causal and bidirectional."""
     found: dict[str, AnyEncoderSettings] = {}
     for bidirectional in (False, True):
         suffix = " bidirectional" if bidirectional else ""
@@ -237,10 +238,7 @@ def _encoders() -> dict[str, AnyEncoderSettings]:
 
 def _check_numbers(machine: _Machine) -> Iterator[Check]:
     for name, encoder in _encoders().items():
-        settings = ModelSettings(front_end=FrontEndSettings(patch=Patch(bins=6, stride=3)), encoder=encoder)
-        torch.manual_seed(0)
-        model = Model(ModelConfig(settings=settings, n_channels=16, sessions=("a", "b"), classes=CLASSES))
-        model.front_end.session_layer.settings = settings.front_end.session_layer.model_copy(update={"dropout": 0.0})
+        model = _small_model(encoder)
         reference = _logits_and_gradients(copy.deepcopy(model).double(), torch.device("cpu"), "fp32", torch.float64)
         for precision in _PRECISIONS:
             where = f"{name}, {precision}"
@@ -252,10 +250,24 @@ def _check_numbers(machine: _Machine) -> Iterator[Check]:
             error = ((logits - reference[0]).abs().max() / reference[0].abs().max()).item()
             remedy = "update the driver and torch; train in fp32 until then (train.precision.kind=fp32)"
             yield _judge(f"logits: {where}", error, _LOGIT_BOUNDS[precision], remedy)
-            difference = torch.stack([(g - r).square().sum() for g, r in zip(gradients, reference[1], strict=True)])
-            size = torch.stack([r.square().sum() for r in reference[1]])
-            error = (difference.sum() / size.sum()).sqrt().item()
+            error = _relative_error(gradients, reference[1])
             yield _judge(f"gradients: {where}", error, _GRADIENT_BOUNDS[precision], remedy)
+
+
+def _small_model(encoder: AnyEncoderSettings) -> Model:
+    """A model without dropout."""
+    settings = ModelSettings(front_end=FrontEndSettings(patch=Patch(bins=6, stride=3)), encoder=encoder)
+    torch.manual_seed(0)
+    model = Model(ModelConfig(settings=settings, n_channels=16, sessions=("a", "b"), classes=CLASSES))
+    model.front_end.session_layer.settings = settings.front_end.session_layer.model_copy(update={"dropout": 0.0})
+    return model
+
+
+def _relative_error(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Norm of the difference / norm of the reference."""
+    difference = torch.stack([(g - r).square().sum() for g, r in zip(gradients, reference, strict=True)])
+    size = torch.stack([r.square().sum() for r in reference])
+    return (difference.sum() / size.sum()).sqrt().item()
 
 
 def _logits_and_gradients(
@@ -281,7 +293,7 @@ def _logits_and_gradients(
 
 def _unsupported(precision: str, device: torch.device) -> str | None:
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "this GPU has no bf16; training falls back to fp16"
+        return "this GPU does not support bf16; training falls back to fp16"
     return None
 
 
@@ -289,7 +301,7 @@ def _unsupported(precision: str, device: torch.device) -> str | None:
 
 
 def _check_training(machine: _Machine) -> Iterator[Check]:
-    """The mean loss of the last steps is below that of the first ones."""
+    """Check that the mean loss of the last steps is below that of the first steps."""
     for precision in _PRECISIONS:
         name = f"training steps: {precision}"
         if problem := _unsupported(precision, machine.device):
@@ -328,24 +340,24 @@ def _train_steps(
 
 
 def _check_compile(machine: _Machine) -> Iterator[Check]:
-    name = "compiled forward pass (runtime.compile)"
-    if machine.device.type != "cuda":
-        yield Check(name, "skipped", remedy="runtime.compile is for CUDA only")
-        return
-    recipe = machine.recipe("encoder.dropout=0", "front_end.session_layer.dropout=0")
-    state, batch = machine.state(recipe, "fp32", "compile"), machine.batches(recipe)[0].to(machine.device)
-    plain = partial(encode_for_training, state.model)
-    compiled = partial(torch.compile(encode_for_training), state.model)
-    loss, compiled_loss = (
-        compute_gradients(state, encode, [batch], machine.device, Distributed()).read().loss
-        for encode in (plain, compiled)
-    )
-    error = abs(compiled_loss - loss) / abs(loss)
-    yield _judge(f"{name}, relative error of the loss", error, 1e-4, "set runtime.compile=false")
+    """Logits and gradients with compiled blocks; on a CPU they are traced, but no code is generated."""
+    backend = "inductor" if machine.device.type == "cuda" else "aot_eager"
+    for name, encoder in _encoders().items():
+        model = _small_model(encoder).to(machine.device)
+        where = f"compiled blocks (runtime.compile): {name}"
+        if not list(model.encoder.blocks_to_compile()):
+            yield Check(where, "skipped", remedy="runtime.compile has no effect on this encoder")
+            continue
+        plain = _logits_and_gradients(model, machine.device, "fp32", torch.float32)
+        compile_blocks(model, backend)
+        logits, gradients = _logits_and_gradients(model, machine.device, "fp32", torch.float32)
+        of_logits = ((logits - plain[0]).abs().max() / plain[0].abs().max()).item()
+        error = max(of_logits, _relative_error(gradients, plain[1]))
+        yield _judge(f"{where}, relative error", error, _GRADIENT_BOUNDS["fp32"], "set runtime.compile=false")
 
 
 def _check_two_processes(machine: _Machine) -> Iterator[Check]:
-    """The loss of two processes under torchrun equals that of one."""
+    """Check that two processes under torchrun give the loss of one process."""
     name = "two processes (relative difference of the loss)"
     if machine.device.type == "cuda" and torch.cuda.device_count() < 2:
         yield Check(name, "skipped", remedy="this machine has one GPU")
@@ -358,7 +370,7 @@ def _check_two_processes(machine: _Machine) -> Iterator[Check]:
     done = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        remedy = "start torchrun by hand with the same recipe to see the messages of every process"
+        remedy = "run torchrun with the same recipe to see the messages of every process"
         yield Check(name, "fail", last[:200], "exit code 0", remedy)
         return
     one, two = (
@@ -370,10 +382,10 @@ def _check_two_processes(machine: _Machine) -> Iterator[Check]:
 
 
 def _check_reads(machine: _Machine) -> Iterator[Check]:
-    """Synchronisations of one step beyond those of torch's own CTC loss, which copies lengths to the device."""
+    """Count the synchronisations of one step, except those of torch's CTC loss, which copies lengths to the device."""
     name = "synchronisations per step"
     if machine.device.type != "cuda":
-        yield Check(name, "skipped", remedy="a CPU has no queue of work to wait for")
+        yield Check(name, "skipped", remedy="only applies to a GPU")
         return
     recipe = machine.recipe()
     state, batch = machine.state(recipe, "fp32", "reads"), machine.batches(recipe)[0].to(machine.device)
@@ -393,7 +405,7 @@ def _check_reads(machine: _Machine) -> Iterator[Check]:
     for work in (step, ctc):
         work()  # constants are copied to the device once
         counts.append(_count_synchronisations(work))
-    remedy = "report this result; training works, but the GPU waits for the host"
+    remedy = "report this result; training works, but the GPU waits for the CPU"
     yield _judge(name, float(counts[0] - counts[1]), float(_MAX_READS), remedy)
 
 
@@ -412,7 +424,7 @@ def _count_synchronisations(work: Callable[[], object]) -> int:
 
 
 def _check_loading(machine: _Machine) -> Iterator[Check]:
-    """Seconds to read a batch, in one process, beside those of a step."""
+    """Compare the time to read a batch in one process with the time of a training step."""
     recipe = machine.recipe()
     state, planned = machine.state(recipe, "fp32", "loading"), machine.batches(recipe)
     batch = planned[0].to(machine.device)
@@ -424,7 +436,7 @@ def _check_loading(machine: _Machine) -> Iterator[Check]:
     loading = median(_process_seconds(lambda p=p: planned[p]) for p in range(1, 6))  # type: ignore[misc]
     n_workers = max(1, count_cores())
     remedy = "set data.workers to the number of cores, and keep the store on a local disk"
-    yield _judge("reading a batch / step, by all cores", loading / computing / n_workers, 1.0, remedy)
+    yield _judge("time to read a batch / time of a step, with all cores", loading / computing / n_workers, 1.0, remedy)
 
 
 def _process_seconds(work: Callable[[], object]) -> float:
@@ -434,7 +446,7 @@ def _process_seconds(work: Callable[[], object]) -> float:
 
 
 def _check_speed(machine: _Machine) -> Iterator[Check]:
-    """Training steps of the official models; without `full` with two short trials."""
+    """Time training steps of the official models; without `full`, on two short trials."""
     for name in _OFFICIAL:
         recipe = load_recipe(name)
         n_trials = recipe.data.batching.batch_size if machine.full else 2
@@ -459,7 +471,7 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
 
 
 def _without_extras(recipe: Recipe) -> ModelSettings:
-    """Encoder and patches of a recipe, without the parts that the plain formulation leaves out."""
+    """Encoder and patches of a recipe, without the parts that the plain torch.nn model does not have."""
     kept = recipe.model.front_end
     disabled = {name: getattr(kept, name).model_copy(update={"enabled": False}) for name in ("channel_gate", "stem")}
     smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
@@ -468,7 +480,7 @@ def _without_extras(recipe: Recipe) -> ModelSettings:
 
 
 def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: int) -> dict[str, float]:
-    """Median seconds of a training step of the model and of its plain formulation, in turns."""
+    """Median seconds of a training step of the model and of its plain torch.nn equivalent, measured in turns."""
     generator = torch.Generator().manual_seed(0)
     bins = torch.randn(n_trials, n_bins, config.n_channels, generator=generator).to(machine.device)
     lengths = torch.full((n_trials,), n_bins)
@@ -490,7 +502,10 @@ def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: in
         optimizers[name].step()
 
     times: dict[str, list[float]] = {"own": [], "plain": []}
+    started = time.perf_counter()
     for repetition in range(4):
+        if repetition > 1 and time.perf_counter() - started > _LONG_S:
+            break  # steps of minutes need not be repeated
         for name, taken in times.items():
             seconds = machine.seconds(partial(step, name))
             if repetition:  # the first step allocates
@@ -523,14 +538,14 @@ def _check_word_search(machine: _Machine) -> Iterator[Check]:
     found = decode(machine.trained, split="val")
     seconds = time.process_time() - start
     remedy = "reduce --beam; the first command after an installation also compiles functions"
-    yield _judge("word search: CPU s per trial, loading included", seconds / max(1, len(found)), 10.0, remedy)
+    yield _judge("word search: CPU seconds per trial, including loading", seconds / max(1, len(found)), 10.0, remedy)
 
 
 _NUMBERS: tuple[tuple[str, Group], ...] = (("logits and gradients", _check_numbers),)
 _TRAINING: tuple[tuple[str, Group], ...] = (
     ("training steps", _check_training),
     ("overflow in fp16", _check_overflow),
-    ("compiled forward pass", _check_compile),
+    ("compiled blocks", _check_compile),
     ("two processes", _check_two_processes),
     ("synchronisations per step", _check_reads),
 )

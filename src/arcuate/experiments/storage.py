@@ -1,4 +1,4 @@
-"""Where the study of a sweep is kept, and which of its trials are still being trained.
+"""Storage of the Optuna study of a sweep, and detection of trials whose worker has died.
 
 - a journal in the sweep folder (the default): workers share the folder, and a trial belongs to the worker that holds
   its lock file;
@@ -22,28 +22,29 @@ from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_s
 from optuna.trial import FrozenTrial, TrialState
 
 from arcuate.errors import UserError, without_password
-from arcuate.experiments.journal import Journal
+from arcuate.experiments.journal import Journal, explain_damage
 from arcuate.files import LockHeld, exclusive_lock
 from arcuate.progress import logger
 
+JOURNAL_FILE = "study.journal"
 REASON = "reason"  # user attribute of a trial, set when a worker has claimed it and again when it ends
 INTERRUPTED = "interrupted"
 _FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///FILE or grpc://HOST:PORT"
-_N_MISSED = 4  # heartbeats, after which a worker counts as dead
+_N_MISSED = 4  # missed heartbeats after which a worker counts as dead
 
 
 class StudyStorage(Protocol):
-    """The storage of a study, and how its workers agree."""
+    """Storage of a study, with locks that coordinate its workers."""
 
     @property
     def storage(self) -> Any:
         """The Optuna storage."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lock for decisions about the shared study, so that only one worker makes them at a time."""
+        """Exclusive lock on the shared study; held while a worker selects or ends trials."""
 
     def claim(self, number: int, trial_id: int) -> AbstractContextManager[None]:
-        """Mark a trial as that of this worker while the context lasts."""
+        """Assign a trial to this worker for the duration of the context."""
 
     def fail_abandoned(self, study: Any) -> None:
         """Fail the running trials whose worker is dead; to be called with the lock held."""
@@ -54,8 +55,9 @@ def open_storage(
 ) -> StudyStorage:
     """Open the storage of a study; None is the journal in the sweep folder. Without `create` nothing is written."""
     if url is None:
-        journal = Journal(out / "study.journal", out / "locks" / "journal")
-        return _FolderStorage(JournalStorage(journal), out / "locks")
+        journal = Journal(out / JOURNAL_FILE, out / "locks" / "journal", create)
+        with explain_damage(out / JOURNAL_FILE):
+            return _FolderStorage(JournalStorage(journal), out / "locks")
     kind = url.partition("://")[0].partition("+")[0]
     if kind == "grpc":
         return _FolderStorage(_connect_proxy(url), out / "locks")
@@ -66,7 +68,7 @@ def open_storage(
 
 @contextmanager
 def _experimental() -> Iterator[None]:
-    """Optuna calls heartbeats and the proxy experimental, which its users need not read every time."""
+    """Suppress Optuna's warnings that heartbeats and the proxy are experimental."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         yield
@@ -87,7 +89,7 @@ def _connect_proxy(url: str) -> Any:
     except ImportError:
         raise UserError("grpc:// needs the package grpcio: pip install -e '.[database]' -c constraints.txt") from None
     except ConnectionError:
-        raise UserError(f"no Optuna gRPC proxy answers at {host}:{port}; start it there or check the address") from None
+        raise UserError(f"no Optuna gRPC proxy found at {host}:{port}; start it there or check the address") from None
     return proxy
 
 
@@ -101,7 +103,7 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
             parsed = parsed.set(drivername="postgresql+psycopg")
             options: dict[str, Any] = {"pool_pre_ping": True}
         else:
-            options = {"connect_args": {"timeout": 60}}  # a writer waits for the others
+            options = {"connect_args": {"timeout": 60}}  # seconds to wait for another writer
             if not create and not Path(parsed.database or "").is_file():
                 raise UserError(f"--storage {shown}: no such file")
         with _experimental():
@@ -125,7 +127,7 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
 
 
 def _reason(error: Exception) -> str:
-    """What the database itself reported, on one line; the statement and its parameters are left out."""
+    """One-line error message of the database, without the statement and its parameters."""
     cause = error.__cause__ or error.__context__ if isinstance(error, OptunaError) else error
     lines = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
@@ -155,12 +157,12 @@ class _FolderStorage:
 
 @dataclass(frozen=True)
 class _DatabaseStorage:
-    """Heartbeats in the database; decisions are made under a lock of the database, or beside its file with SQLite."""
+    """Heartbeats in the database, and an advisory lock in PostgreSQL or a lock file beside that of SQLite."""
 
     storage: Any  # optuna.storages.RDBStorage
     study_name: str
     heartbeat_s: int
-    file: Path | None  # of SQLite
+    file: Path | None  # database file of SQLite; None for PostgreSQL
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -170,8 +172,8 @@ class _DatabaseStorage:
             return
         from sqlalchemy import text
 
-        # A session lock ends with its connection, so the lock of a killed worker is released. The server notices a
-        # machine that disappeared after about a minute.
+        # A session-level lock ends with its connection, so the lock of a killed worker is released. With these
+        # keepalive settings the server detects a lost machine after about a minute.
         with self.storage.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             for setting, value in (("idle", 30), ("interval", 10), ("count", 3)):
                 connection.execute(text(f"SET tcp_keepalives_{setting} = {value}"))
@@ -209,7 +211,7 @@ class _DatabaseStorage:
         with _experimental():
             fail_stale_trials(study)
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if REASON not in trial.user_attrs:  # its worker died between asking for it and claiming it
+            if REASON not in trial.user_attrs:  # its worker died before it could claim the trial
                 _fail(study, self.storage, trial)
 
 

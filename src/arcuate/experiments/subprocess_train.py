@@ -1,4 +1,4 @@
-"""Training in subprocesses (of sweeps and ablations): a crash or a kill affects one run alone. And their folders."""
+"""Training in subprocesses for sweeps and ablations, so that a crash affects only one run; and their folders."""
 
 import json
 import os

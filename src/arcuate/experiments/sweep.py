@@ -35,7 +35,8 @@ try:
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 
-    from arcuate.experiments.storage import INTERRUPTED, REASON, StudyStorage, open_storage
+    from arcuate.experiments.journal import explain_damage
+    from arcuate.experiments.storage import INTERRUPTED, JOURNAL_FILE, REASON, StudyStorage, open_storage
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
@@ -55,6 +56,14 @@ class SweepTrial:
     seconds: float | None
     step: int | None = None  # of the latest validation
     host: str | None = None  # machine that trains it
+
+    def check(self) -> None:
+        """Raise ValueError if a value has another type, as in a study that was not written by a sweep."""
+        texts, numbers = (self.reason, self.host), (self.per, self.seconds, self.step)
+        if not all(isinstance(value, str | None) for value in texts):
+            raise ValueError(f"reason or host of trial {self.number} is not text")
+        if not all(isinstance(value, int | float | None) for value in numbers):
+            raise ValueError(f"error rate or step of trial {self.number} is not a number")
 
     def to_dict(self) -> dict[str, Any]:
         return fields_to_dict(self)
@@ -178,9 +187,11 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
 
 def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if url is None and not create and not (out / "study.journal").is_file():
-        raise UserError(f"{out} has no study.journal; name a sweep folder, or add --storage URL if a database keeps it")
-    if url is None:
+    if url is None and not create and not (out / JOURNAL_FILE).is_file():
+        raise UserError(
+            f"{out} has no {JOURNAL_FILE}; give a sweep folder, or --storage URL if the study is in a database"
+        )
+    if url is None and create:
         (out / "locks").mkdir(parents=True, exist_ok=True)
     return open_storage(url, out, _study_name(url, out), heartbeat_s, create)
 
@@ -207,7 +218,7 @@ def _check_identity(plan: SweepPlan, study: optuna.Study, identity: Mapping[str,
 
 @contextmanager
 def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> Iterator[optuna.Trial | None]:
-    """Reserve a new trial for this worker while the context lasts; None if there are enough trials."""
+    """Reserve a new trial for this worker within the context; None if there are enough trials."""
     trial = None
     with ExitStack() as held:
         with shared.lock():
@@ -304,9 +315,7 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
             study.tell(trial, state=TrialState.FAIL)
             logger.info(f"{name}: failed: {reason}")
     except UpdateFinishedTrialError:
-        logger.warning(
-            f"{name}: this worker sent no heartbeats for a while, so another one has taken the settings over"
-        )
+        logger.warning(f"{name}: this worker sent no heartbeats for a while, so another worker took over its settings")
 
 
 def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
@@ -321,8 +330,8 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     """The study of a sweep while it runs or after it, from any machine that reaches its folder or its database.
 
-    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then the folder tells
-    which database keeps the study.
+    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then sweep.json in
+    the folder states the database.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():
@@ -334,8 +343,12 @@ def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
         study = optuna.load_study(study_name=_study_name(storage, out), storage=shared.storage)
     except KeyError:
         where = without_password(storage) if storage else out
-        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; name the folder of the sweep") from None
-    return summarise_study(out, study)
+        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; give the folder of the sweep") from None
+    with explain_damage(out / JOURNAL_FILE if storage is None else Path(without_password(storage))):
+        result = summarise_study(out, study)
+        for trial in result.trials:
+            trial.check()
+        return result
 
 
 def summarise_study(out: Path, study: optuna.Study, signal: Signals | None = None) -> SweepResult:

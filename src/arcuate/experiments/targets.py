@@ -1,4 +1,4 @@
-"""Targets: the success criteria that a recipe states, judged during training and from the files of a run."""
+"""Targets: success criteria stated in a recipe, checked during training and from the files of a run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _RATES = ("per", "wer")
 
 
 class Target(Settings):
-    """Success criteria of the run: error rates to reach in one validation, at the latest at `by_step`."""
+    """Success criteria of the run: error rates that one validation must reach by step `by_step`."""
 
-    per: float | None = Field(None, gt=0.0, le=100.0, description="Highest validation PER, a fraction; null = none.")
-    wer: float | None = Field(None, gt=0.0, le=100.0, description="Highest validation WER, a fraction; null = none.")
-    by_step: Steps | None = Field(None, description="Last step that counts; null = the end of the run.")
+    per: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation PER, as a fraction; null = none.")
+    wer: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation WER, as a fraction; null = none.")
+    by_step: Steps | None = Field(None, description="Step by which the target must be met; null = the end of the run.")
 
     @model_validator(mode="after")
     def _has_a_criterion(self) -> "Target":
@@ -47,7 +47,7 @@ class TargetOutcome:
     """Whether a run met its target, with the validation that decided it."""
 
     status: Literal["met", "missed", "open"]
-    step: int | None  # of the first validation that met it
+    step: int | None  # first validation that met the target
     text: str  # one clause
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TargetOutcome:
 
 
 def judge_target(target: Target, rows: Iterable[Mapping[str, Any]], ended: bool) -> TargetOutcome:
-    """Judge a target by validation rows of metrics.jsonl; `ended`: there will be no further validations."""
+    """Check a target against validation rows of metrics.jsonl; `ended`: no further validations will follow."""
     limit = target.by_step
     known = [row for row in rows if all(_rate(row, name) is not None for name in target.rates)]
     counted = [row for row in known if limit is None or int(row["step"]) <= limit]
@@ -63,9 +63,7 @@ def judge_target(target: Target, rows: Iterable[Mapping[str, Any]], ended: bool)
         if all((_rate(row, name) or 0.0) <= rate for name, rate in target.rates.items()):
             return TargetOutcome("met", int(row["step"]), f"{_rates_text(target, row)} at step {int(row['step']):,}")
     best = min(counted, key=lambda row: [_rate(row, name) or 0.0 for name in target.rates], default=None)
-    so_far = (
-        "it was not measured" if best is None else f"best {_rates_text(target, best)} at step {int(best['step']):,}"
-    )
+    so_far = "not measured" if best is None else f"best {_rates_text(target, best)} at step {int(best['step']):,}"
     if ended or (limit is not None and any(int(row["step"]) >= limit for row in known)):
         return TargetOutcome("missed", None, so_far)
     return TargetOutcome("open", None, so_far)
@@ -109,7 +107,7 @@ class TargetWatch(Callback):
 
 
 def find_impossible_target(target: Target, steps: int, validate_every: int, words: bool) -> str | None:
-    """One sentence if no validation of the planned run can decide the target; None if one can."""
+    """Reason why no validation of the planned run can decide the target; None if one can."""
     if "wer" in target.rates and not words:
         return (
             f"the target {target.text} is not checked during training, because validations do not decode words; set"

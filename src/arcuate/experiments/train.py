@@ -23,6 +23,7 @@ from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.charts.curves import plot_curves
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
@@ -38,7 +39,7 @@ from arcuate.models.runtime import (
     time_threads,
 )
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, check_run_folder, lock_run
+from arcuate.run import Run, RunLike, absolute_parent, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
 from arcuate.training.config import (
     TrainingConfig,
@@ -47,6 +48,7 @@ from arcuate.training.config import (
     find_update_problems,
 )
 from arcuate.training.curriculum import describe_stages, resolve_epochs
+from arcuate.training.distillation import load_teacher
 from arcuate.training.environment import (
     Distributed,
     PrecisionChoice,
@@ -60,7 +62,6 @@ from arcuate.training.loop import train as train_loop
 from arcuate.training.modes import describe_modes, infer_modes, read_modes, write_modes
 from arcuate.training.start import (
     Start,
-    absolute_parent,
     check_not_calibrated,
     check_same_recipe,
     find_parent,
@@ -345,6 +346,7 @@ def _train(
     """Create or resume the run folder under its lock, and train."""
     distributed = setup.distributed
     training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
+    training.teacher = load_teacher(setup.recipe.loss.distillation, setup.model.config, setup.machine.device)
     machine = setup.machine if start.resume else _check_threads(setup, training)
     environment = describe_environment(
         device=str(machine.device),
@@ -357,6 +359,7 @@ def _train(
         precision=setup.precision.kind,
         precision_reason=setup.precision.note,
         parent=None if parent is None else absolute_parent(parent),
+        **({} if training.teacher is None else {"teacher": training.teacher.to_dict()}),
         lineage=list(ancestors),
     )
     with ExitStack() as stack:
@@ -368,6 +371,8 @@ def _train(
         if training.is_finished:
             if distributed.is_main:
                 logger.info(f"{setup.run.path} is complete: {training.step} steps")
+                if not setup.run.card_file.exists():  # killed before it was written
+                    refresh_card(setup.run)
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)
@@ -429,7 +434,7 @@ def _run_loop(
     recipe, selection, distributed, device = setup.recipe, setup.selection, setup.distributed, setup.machine.device
     started = time.perf_counter()
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # of an earlier training in this process
+        torch.cuda.reset_peak_memory_stats(device)  # without the peak of an earlier training in this process
     planned = _planned_batches(setup)
     batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
     combined = CallbackList()  # only rank 0 has callbacks
@@ -455,6 +460,7 @@ def _run_loop(
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
     result = setup.outcome(training, time.perf_counter() - started, stop)
     if distributed.is_main:
+        refresh_card(setup.run)
         _log_outcome(setup, result)
     return result
 

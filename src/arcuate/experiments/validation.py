@@ -34,7 +34,7 @@ ShowSample = Callable[[Sequence[str], Sequence[str]], None]
 
 @dataclass(frozen=True)
 class ValidationWords:
-    """The word search of validations."""
+    """Word search used during validation."""
 
     search: "WordSearch"
     lexicon: Lexicon
@@ -44,7 +44,7 @@ class ValidationWords:
         """Decode one trial to text, by both heads if the transducer is given."""
         log_probs = result.log_probs
         if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
-            return ""  # a model that diverged
+            return ""  # the model has diverged
         if transducer is None or result.frames is None or self.columns.classes != self.columns.model_classes:
             found = self.search.search(self.columns(log_probs), 1)
         else:
@@ -58,7 +58,7 @@ class ValidationWords:
 def open_word_search(
     config: TrainingConfig, trials: Sequence[TrialInfo], classes: tuple[str, ...]
 ) -> ValidationWords | None:
-    """The word search of the validation settings; None if words are not decoded."""
+    """Open the word search of the validation settings; None if words are not decoded."""
     if not config.validate_.words or not trials:
         return None
     if not any(trial.text for trial in trials):
@@ -70,7 +70,7 @@ def open_word_search(
 
 
 def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> ValidationWords:
-    # Imported here: the Numba kernels and the language model cost seconds that most runs do not need.
+    # Imported here: the Numba kernels and the language model take seconds to load, and most runs do not need them.
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
     from arcuate.language.ngram.io import open_model
@@ -79,7 +79,7 @@ def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> Val
     columns = reorder_for_words(model_classes, weights)
     lexicon = open_lexicon(settings.lexicon, columns.classes)
     if tuple(lexicon.classes) != columns.classes:
-        raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; give another")
+        raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; use another")
     search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=boundary_index(columns.classes))
     return ValidationWords(search, lexicon, columns)
 

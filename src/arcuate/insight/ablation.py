@@ -159,8 +159,8 @@ class AblationResult:
 def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = None) -> AblationResult:
     """Test every effect for which all runs of both arms are complete and scored; `failed` lists runs that failed.
 
-    A run that is unfinished, failed or was stopped by the guard enters no effect, and neither do the other seeds of its
-    arm: an arm without its failed seeds would look better than it is.
+    A run that is unfinished, failed or was stopped by the guard is excluded from all effects, and so are the other
+    seeds of its arm: an arm without its failed seeds would look better than it is.
     """
     runs: dict[str, tuple[RunScores, ...]] = {}
     for cell in cells(experiment):
@@ -406,6 +406,6 @@ def _arms_figure(result: AblationResult) -> Figure:
 
 def _arm_row(arm: ArmResult) -> tuple[object, ...]:
     sd = arm.rates.seed_sd if arm.rates else None
-    verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
+    verdicts = ", ".join(f"{name.replace('_', ' ')} × {n}" for name, n in arm.verdicts.items())
     per = percent(arm.rates.rate) if arm.rates else MISSING
     return (arm.arm, arm.description, per, MISSING if sd is None else f"{100 * sd:.1f} points", verdicts)

@@ -1,4 +1,4 @@
-"""`prepare_board`: one local page for all runs of a folder, which follows runs while they train."""
+"""`prepare_board`: a local web page of all runs in a folder, updated while they train."""
 
 import socket
 import threading
@@ -30,10 +30,10 @@ from arcuate.run import Run
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_REFRESH_S = 0.7  # between two looks at the folder
-_FIRST_S = 0.8  # time for the first, incomplete rows of a large folder
-_ACTIVE_S = 90.0  # a run whose log grew this recently is training
-_CURVE_POINTS = 40  # of the small curve in a row
+_REFRESH_S = 0.7  # seconds between scans of the folder
+_FIRST_S = 0.8  # seconds spent on the first, incomplete rows of a large folder
+_ACTIVE_S = 90.0  # a run whose log was written this recently is still training
+_CURVE_POINTS = 40  # points in the sparkline of a row
 _MAX_SELECTED = 24
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 _POLICY = (
@@ -51,11 +51,11 @@ _MAX_PAGE_BYTES = 2**27
 
 @dataclass(frozen=True)
 class BoardRow:
-    """One run of the board. `complete` is false until its verdict and parent are known."""
+    """One run on the board; `complete` is false until its verdict and parent have been computed."""
 
     name: str
     started: str = ""
-    state: str = ""  # training, finished, or why the training is not complete
+    state: str = ""  # training, finished, or why training did not complete
     verdict: str = ""
     steps: int | None = None
     planned: int | None = None
@@ -82,8 +82,8 @@ _Signature = tuple[tuple[int, int], ...]
 
 
 @dataclass
-class _Known:
-    """What is known about one run folder in one state of its files."""
+class _CachedRun:
+    """The row of one run folder, valid while the signature of its files is unchanged."""
 
     signature: _Signature
     row: BoardRow
@@ -92,17 +92,17 @@ class _Known:
 
 @dataclass
 class Board:
-    """The runs of a folder. A thread keeps the rows up to date; `version` grows with every change."""
+    """The runs of a folder. A thread keeps the rows up to date; `version` increases with every change."""
 
     folder: Path
     version: int = 0
-    _known: dict[Path, _Known] = field(default_factory=dict, repr=False)
+    _cache: dict[Path, _CachedRun] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _thread: threading.Thread | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -116,31 +116,31 @@ class Board:
         return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
 
     def rows(self) -> list[BoardRow]:
-        """All rows, the latest run first."""
+        """All rows, latest run first."""
         with self._lock:
-            rows = [known.row for known in self._known.values()]
+            rows = [known.row for known in self._cache.values()]
         return sorted(rows, key=lambda row: (row.started, row.name), reverse=True)
 
     def run(self, name: str) -> Run:
-        """A run of this board by its name; other paths cannot be reached."""
+        """Look up a run by its name on the board; paths outside the folder cannot be reached."""
         with self._lock:
-            found = next((path for path, known in self._known.items() if known.row.name == name), None)
+            found = next((path for path, known in self._cache.items() if known.row.name == name), None)
         if found is None:
             raise UserError(f"the board has no run {name!r:.80}")
         return Run(found)
 
     def refresh(self, deadline: float | None = None) -> None:
-        """Update the rows of runs that are new or changed; first all that can be read quickly, then the rest."""
+        """Update the rows of new and changed runs: first the parts that can be read quickly, then the rest."""
         paths = self._list()
         changed: list[tuple[Path, _Signature]] = []
         with self._lock:
-            gone = self._known.keys() - set(paths)
+            gone = self._cache.keys() - set(paths)
             for path in gone:
-                del self._known[path]
+                del self._cache[path]
             self.version += bool(gone)
         for path in paths:
             signature = _signature(path)
-            known = self._known.get(path)
+            known = self._cache.get(path)
             if known is not None and known.signature == signature and known.row.complete:
                 if known.row.state == "training" and not _is_active(path):
                     changed.append((path, signature))
@@ -148,16 +148,16 @@ class Board:
             changed.append((path, signature))
         first = time.monotonic() + _FIRST_S
         for path, signature in changed:
-            if path not in self._known or self._known[path].signature != signature:
+            if path not in self._cache or self._cache[path].signature != signature:
                 name = self._name(path)
-                before = self._known.get(path)
+                before = self._cache.get(path)
                 row = _quick_row(path, name, before.row if before else None) if time.monotonic() < first else None
-                self._put(path, _Known((), row or BoardRow(name)))
+                self._put(path, _CachedRun((), row or BoardRow(name)))
         for path, signature in changed:
             if self._stop.is_set() or (deadline is not None and time.monotonic() > deadline):
                 return
             entry = read_entry(path, self._name(path))
-            self._put(path, _Known(signature, _full_row(entry, self._earlier(entry)), entry))
+            self._put(path, _CachedRun(signature, _full_row(entry, self._earlier(entry)), entry))
 
     def _list(self) -> list[Path]:
         try:
@@ -170,17 +170,17 @@ class Board:
         return name.encode("utf-8", "backslashreplace").decode()  # an address cannot hold other bytes
 
     def _earlier(self, entry: RunEntry) -> list[RunEntry]:
-        others = [known.entry for known in self._known.values() if known.entry is not None]
+        others = [known.entry for known in self._cache.values() if known.entry is not None]
         key = lambda e: (not e.started, e.started, e.name)
         return sorted((e for e in others if key(e) < key(entry)), key=key)[-60:]  # the search is quadratic
 
-    def _put(self, path: Path, known: _Known) -> None:
+    def _put(self, path: Path, known: _CachedRun) -> None:
         with self._lock:
-            before = self._known.get(path)
-            self._known[path] = known
+            before = self._cache.get(path)
+            self._cache[path] = known
             self.version += before is None or before.row != known.row
 
-    def _follow(self) -> None:
+    def _watch(self) -> None:
         while not self._stop.is_set():
             try:
                 self.refresh()
@@ -190,13 +190,13 @@ class Board:
 
 
 def _sweep_folder(path: Path) -> Path | None:
-    """The folder of the sweep that a run is a trial of."""
+    """Folder of the sweep that a run belongs to, if any."""
     parents = path.resolve().parents
     return next((folder for folder in parents[:2] if (folder / "sweep.json").is_file()), None)
 
 
 def _signature(path: Path) -> _Signature:
-    """Modification times and sizes of the files behind a row."""
+    """Modification times and sizes of the files that a row is computed from."""
     run = Run(path)
     files = (run.recipe_file, run.environment_file, run.metrics_file, run.incidents_file, run.calibration_file)
     parts = []
@@ -217,7 +217,7 @@ def _is_active(path: Path) -> bool:
 
 
 def _quick_row(path: Path, name: str, before: BoardRow | None) -> BoardRow:
-    """What the log and environment.json say, without verdict and parent; those of an earlier look are kept."""
+    """The row from the log and environment.json alone; verdict and parent are kept from the previous scan."""
     run = Run(path)
     try:
         rows, facts = run.metrics(), run.environment()
@@ -305,18 +305,18 @@ class PreparedBoard:
 def prepare_board(
     folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = 8766, token: str | None = None
 ) -> PreparedBoard:
-    """Check the options of the board of a folder; the folder may be empty, runs appear when they start."""
+    """Check the options of the board. The folder may be empty; runs appear when they start."""
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate board runs")
+        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate board runs")
     access = make_access(host, token)
     return PreparedBoard(Board(folder), access, bind(host, port))
 
 
 def make_app(board: Board, access: Access) -> "FastAPI":
-    """The page, its data, and the pages of single runs, which are rendered on demand."""
+    """Create the app: the page, its data, and the pages of single runs, rendered on demand."""
     from fastapi import FastAPI, Query, Request, Response
     from fastapi.responses import HTMLResponse, PlainTextResponse
 
@@ -356,7 +356,8 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     def page(make: Callable[[], str]) -> Response:
         with rendering:
             text = make()
-        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'none'"})  # and that of the page
+        # The pages carry their own policy in a meta tag, which cannot set frame-ancestors.
+        return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
     @app.get("/")
     def index() -> Response:
@@ -403,7 +404,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     def ablation(run: str) -> Response:
         file = board.run(run).path.resolve().parent.parent / "ablation.html"
         if not (file.parent / "experiment.json").is_file() or not file.is_file():
-            raise UserError(f"{run} is not part of an ablation with a page")
+            raise UserError(f"{run} is not part of an ablation that has a page")
         if file.stat().st_size > _MAX_PAGE_BYTES:
             raise UserError(f"the page of the ablation of {run} is too large")
         return HTMLResponse(file.read_text("utf-8", "replace"), headers={"Content-Security-Policy": _STORED_POLICY})

@@ -15,6 +15,7 @@ from arcuate.evaluation.charts.formats import count, percent, split_name
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.files import check_output, to_frame, write_text
+from arcuate.hub import local_path
 from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render
 from arcuate.insight.report.run_data import lookup
@@ -189,7 +190,7 @@ def _open_runs(paths: Sequence[Run | str | Path]) -> list[Run]:
         if isinstance(path, Run):
             found.append(path)
             continue
-        folder = Path(path)
+        folder = local_path(path)
         single = is_run_folder(folder) or not folder.is_dir()
         found += [open_run(p) for p in ([folder] if single else find_runs(folder))]
     if len({run.path.resolve() for run in found}) < len(found):

@@ -36,6 +36,7 @@ def write_drift(
 
 def drift_page(result: DriftResult) -> str:
     last = result.sessions[-1]
+    compared = result.sessions[0] if last.session == result.reference else last
     rates = result.error_rates
     return render(
         "drift.html",
@@ -43,7 +44,8 @@ def drift_page(result: DriftResult) -> str:
         simulated=result.simulated,
         result=result,
         last=last,
-        similarity=whole_percent(last.profile_similarity),
+        compared=compared,
+        similarity=whole_percent(compared.profile_similarity),
         reordered=[row.session for row in result.sessions if row.reordered],
         errors=_errors_figure(rates) if rates is not None else None,
         error_rows=[] if rates is None else _error_rows(rates),

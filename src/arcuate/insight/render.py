@@ -1,4 +1,4 @@
-"""Pages from Jinja templates: one file with inline styles and scripts, which loads nothing.
+"""Pages from Jinja templates: one file with inline styles and scripts, without external resources.
 
 Text is escaped by the templates, so the contents of a run folder cannot become part of the page structure. A chart is
 its Vega-Lite specification, drawn by the Vega bundle in the page, and a static drawing for readers without scripts.
@@ -83,7 +83,7 @@ class Figure:
     scales: tuple[ColourScale, ...] = ()
     wide: bool = False  # scrolls sideways on a narrow screen instead of shrinking
     min_width: int = 0
-    static_width: int = _STATIC_WIDTH  # of the drawing for readers without scripts
+    static_width: int = _STATIC_WIDTH  # width of the static drawing for readers without scripts
 
     @property
     def height(self) -> int:

@@ -38,7 +38,7 @@ class LogSummary:
     best_step: int | None = None
     last_per: float | None = None
     seconds: float | None = None
-    best_wer: float | None = None  # of any validation, with validate.words
+    best_wer: float | None = None  # lowest WER of any validation, with validate.words
     validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
 
 
@@ -98,7 +98,7 @@ class RunEntry:
         stated = self.environment.get("lineage")
         if isinstance(stated, list):
             return [str(name) for name in stated]
-        recipe = self.recipe  # of an earlier version, which recorded the packaged ancestor only
+        recipe = self.recipe  # earlier versions recorded only the packaged ancestor
         return [name for name in (recipe.name, recipe.extends) if name] if recipe else []
 
     @property
@@ -223,7 +223,7 @@ def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunLis
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in and below a folder, sorted; run folders inside a run folder are not searched."""
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; name one that contains runs, such as: arcuate runs runs")
+        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate runs runs")
     found = sorted(_search(folder, 0), key=str)
     if not found:
         raise UserError(

@@ -22,6 +22,7 @@ def sweep_page(out: str | Path) -> str:
         simulated=any_simulated(Run(Path(trial.run)) for trial in result.trials[:1]),
         result=result,
         best=percent(result.best.per) if result.best else None,
+        best_settings=_settings(result.best) if result.best else "",
         command=" ".join(result.command) if result.command else "",
         figures=_figures(result),
         rows=[_row(trial) for trial in sorted(result.trials, key=lambda t: (t.per is None, t.per or 0.0, t.number))],
@@ -30,8 +31,18 @@ def sweep_page(out: str | Path) -> str:
 
 def _row(trial: SweepTrial) -> tuple[object, ...]:
     seconds = MISSING if trial.seconds is None else duration(trial.seconds)
-    settings = ", ".join(trial.overrides)
-    return (trial.number, percent(trial.per), trial.state, settings, count(trial.step), seconds, trial.reason or "")
+    step = count(trial.step)
+    return (trial.number, percent(trial.per), trial.state, _settings(trial), step, seconds, trial.reason or "")
+
+
+def _settings(trial: SweepTrial) -> str:
+    """The settings of a trial with four digits; the command has all of them."""
+    parts = []
+    for override in trial.overrides:
+        path, _, value = override.partition("=")
+        number = _number(value)
+        parts.append(f"{path}={number:.4g}" if isinstance(number, float) and not value.isdigit() else override)
+    return ", ".join(parts)
 
 
 def _figures(result: SweepResult) -> list[Figure]:
@@ -41,7 +52,7 @@ def _figures(result: SweepResult) -> list[Figure]:
         return []
     points: dict[str, list[base.Row]] = {"trial": []}
     for trial in scored:
-        shown = {"per": trial.per, "state": trial.state, "text": ", ".join(trial.overrides), "number": trial.number}
+        shown = {"per": trial.per, "state": trial.state, "text": _settings(trial), "number": trial.number}
         points["trial"].append({**shown, "value": trial.number})
         for override in trial.overrides:
             path, _, value = override.partition("=")

@@ -31,11 +31,11 @@ def _ensure_cache() -> None:
 
 
 def _probe() -> None:
-    """Any function of this package; it is never compiled."""
+    """A function to locate the cache for; it is never compiled."""
 
 
 class _CompilationNotice(event.Listener):
-    """Says once per process that functions are being compiled, which otherwise looks like slow work."""
+    """Logs once per process that functions are being compiled, to explain the delay."""
 
     given = False
 

@@ -44,7 +44,7 @@ from arcuate.run import Run
 
 MAX_QUEUED = 4  # sentences that may wait for their update; further ones are skipped
 _MAX_BINS = 6000  # 2 min; a longer sentence is skipped because its augmented copies would not fit in memory
-_NICENESS = 10  # of the update thread
+_NICENESS = 10  # niceness of the update thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class AdaptationStatus:
 class DecodedSentence:
     """A finished sentence, input of one update."""
 
-    model: Model  # that normalised it
+    model: Model  # model that normalised the bins
     bins: Tensor  # (T, C) raw
     statistics: BatchStatistics | None
     best: Hypothesis

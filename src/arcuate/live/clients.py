@@ -1,6 +1,6 @@
-"""Clients of the server: who may connect, how often they may send, and the messages queued for them.
+"""Clients of the server: access control, rate limits, and message queues.
 
-A slow viewer misses images and never delays others.
+A slow viewer misses images and does not delay others.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _MIN_TOKEN = 8
 _TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},200}}")
 _MAX_TEXT = 2000  # characters of a text sent by a client
-_MAX_FINALS = 200  # sent to a viewer on joining
+_MAX_FINALS = 200  # sentences sent to a viewer when it connects
 _Message = str | bytes
 
 
@@ -35,20 +35,20 @@ _Message = str | bytes
 class Access:
     """Who may connect. A server bound to the loopback interface checks host names instead of a token.
 
-    Pages of other sites cannot reach it: their Origin differs, and a name made to resolve to this machine (DNS
-    rebinding) is not among the host names.
+    Pages of other sites cannot reach it: their Origin differs, and a host name that resolves to this machine by DNS
+    rebinding is not accepted.
     """
 
     host: str  # address the server is bound to
-    token: str | None = None  # to view and to control the page
-    send_token: str | None = None  # to send bins; a server with a token accepts none without this one
+    token: str | None = None  # required to view and control the page
+    send_token: str | None = None  # required to send bins; without it, a server with a token accepts no bins
 
     def allows_host(self, header: str | None) -> bool:
         name = (_split_url(f"//{header or ''}").hostname or "").lower()
         return self.token is not None or name in _LOCAL_HOSTS or name == self.host
 
     def allows_origin(self, origin: str | None, host: str | None) -> bool:
-        """Browsers send the origin of the page; other clients need not."""
+        """Whether the Origin header is acceptable: browsers always send it, other clients may omit it."""
         return origin is None or (bool(host) and _split_url(origin).netloc == host)
 
     def accepts_viewer(self, *given: str | None) -> bool:
@@ -173,7 +173,7 @@ class Viewer:
 
 
 class Broadcaster:
-    """Sends published messages to all viewers; keeps the current state for viewers that join or fall behind."""
+    """Sends messages to all viewers; keeps the current state for viewers that connect late or fall behind."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, max_viewers: int, capacity: int) -> None:
         self.loop = loop  # None before the server has started
@@ -193,7 +193,7 @@ class Broadcaster:
 
     def join(self) -> Viewer:
         if len(self.viewers) >= self.max_viewers:
-            raise UserError(f"there are {self.max_viewers} viewers already; close another page first")
+            raise UserError(f"the maximum of {self.max_viewers} viewers is reached; close another page first")
         viewer = Viewer(self.capacity)
         viewer.offer(self.snapshot())
         for image in self._images.merged():
@@ -245,7 +245,7 @@ def parse_command(text: str) -> dict[str, Any]:
 
 
 def check_text(text: str, name: str) -> str:
-    """Check a text of a client: files and WebSockets hold no lone surrogates, and HDF5 holds no NUL."""
+    """Reject characters that cannot be stored: lone surrogates (files, WebSockets) and NUL (HDF5)."""
     if len(text) > _MAX_TEXT:
         raise UserError(f"{name} has {len(text)} characters; at most {_MAX_TEXT} are accepted")
     invalid = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs")), None)

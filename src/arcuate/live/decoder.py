@@ -84,7 +84,7 @@ class StreamingDecoder(SentenceStream):
         chosen = choose_head(source, head)
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
-            raise UserError("rescoring needs words: name a language model with lm, such as lm='default'")
+            raise UserError("rescoring needs words; pass a language model, such as lm='default'")
         engine = make_engine(model, search, None if llm is None else Rescorer(load_causal(Path(llm))), chosen)
         if model.transducer is not None:
             used = {"ctc": "the CTC head", "transducer": "the transducer", "both": "both heads, CTC and transducer"}
@@ -204,7 +204,7 @@ def _new_frames(outputs: Outputs) -> NewFrames:
 
 
 def warm_up(engine: Engine) -> None:
-    """Run everything that is slow the first time."""
+    """Compile kernels and fill caches, so that the first sentence is not delayed."""
     if engine.search is not None:
         engine.search.warm_up()
     stream = StreamingDecoder(engine)

@@ -16,11 +16,13 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
 from arcuate.decoding.stream import Partial, SentenceStream
 from arcuate.evaluation.metrics import align_words
+from arcuate.evaluation.unlabelled import ErrorReference, TrialEvidence, estimate_error, measure_trial
 from arcuate.live.config import LiveSettings
 from arcuate.live.input import Mark
 
 Event = dict[str, Any]
 _ONSET_S = 0.5  # window in which onset frames are counted
+_ESTIMATE_SENTENCES = 20  # latest sentences for which the error rate is estimated
 _MAX_IDLE_FRAMES = 60  # without speech the decoder is reset after this many frames, so that memory stays bounded
 
 
@@ -38,6 +40,7 @@ class Endpointer:
         settings: LiveSettings,
         emit: Callable[[Event], None],
         on_decoded: Callable[[np.ndarray, np.ndarray], None] | None = None,
+        error_reference: ErrorReference | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -46,7 +49,9 @@ class Endpointer:
         self.reference: str | None = None
         self.trial: str | None = None
         self.n_sentences = 0
-        self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # of sentences with a reference
+        self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # sums over sentences with a reference
+        self.error_reference = error_reference  # of labelled trials, with which sentences are compared
+        self._evidence: deque[TrialEvidence] = deque(maxlen=_ESTIMATE_SENTENCES)
         self.n_narrowed = 0  # frames of all sentences in which the search was narrowed
         self._stride = decoder.layout.stride
         self._frame_s = self._stride * BIN_SECONDS
@@ -198,6 +203,8 @@ class Endpointer:
         """End the sentence: emit its final text, or open the gate if it is the start phrase."""
         n_bins, phrase = self.decoder.n_bins, self.settings.start.phrase
         n_narrowed, n_frames = self.decoder.n_narrowed, self.decoder.n_frames
+        if self.error_reference is not None and self.is_open and not cut:
+            self._evidence.append(measure_trial(self.decoder.log_probs()))
         nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self.is_open and not cut)
         if self.is_open:
             self.n_sentences += 1
@@ -207,11 +214,19 @@ class Endpointer:
                 self.emit({"type": "fault", "kind": "search", "message": message, "action": "narrowed"})
             final = self._final_event(nbest, n_bins, None if cut else self.reference)
             self.count_errors(final["alignment"])
-            self.emit({**final, "running": dict(self._totals), "cut": cut, "n_narrowed": n_narrowed})
+            totals = {"running": dict(self._totals), "estimate": self._estimate_error()}
+            self.emit({**final, **totals, "cut": cut, "n_narrowed": n_narrowed})
         elif phrase is not None and normalise_text(nbest[0].text or "") == normalise_text(phrase):
             self.is_open = True
         self.trial = self.reference = None
         self._await_sentence()
+
+    def _estimate_error(self) -> dict[str, Any] | None:
+        """Estimated phoneme error rate of the last sentences, without references."""
+        if self.error_reference is None:
+            return None
+        estimate = estimate_error(self._evidence, self.error_reference)
+        return None if estimate is None else estimate.to_dict()
 
     def count_errors(self, alignment: list[dict[str, Any]] | None) -> None:
         """Add a sentence to the running word error rate, if it has a reference."""

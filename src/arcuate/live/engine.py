@@ -60,9 +60,9 @@ class Engine:
     search: WordSearch | None  # None: decode phonemes
     rescorer: Rescorer | None
     layout: ModelLayout
-    lock: threading.Lock  # the search has one set of work buffers
+    lock: threading.Lock  # the search has only one set of work buffers
     head: Head = "ctc"
-    joint: JointWordSearch | JointTokenSearch | None = None  # with the transducer, alone or beside CTC
+    joint: JointWordSearch | JointTokenSearch | None = None  # search with the transducer, alone or combined with CTC
     adaptation: AdaptationSetup | None = None
 
 
@@ -92,7 +92,7 @@ def _joint_search(model: Model, search: WordSearch | None, head: Head) -> JointW
         return token_search(transducer, head)
     assert search.lexicon is not None
     if model.config.classes != search.classes:  # the transducer's outputs cannot be reordered
-        raise UserError(f"--head {head} needs a model with the classes of the word search in their order; use ctc")
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     return word_search(search, search.lexicon, transducer, head)
 
 

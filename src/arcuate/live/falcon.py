@@ -1,4 +1,4 @@
-"""FALCON H2 (handwriting): the streaming decoder behind the interface of the `falcon_challenge` package.
+"""FALCON H2 (handwriting): the streaming decoder with the interface of the `falcon_challenge` package.
 
 The evaluator calls `reset` at the start of a session, `predict` for every bin, and `on_done` after every bin that ends
 a trial, which returns the decoded characters. In them > stands for a space and ~ for a full stop.
@@ -24,7 +24,7 @@ from arcuate.files import fields_to_dict
 from arcuate.live.decoder import StreamingDecoder
 
 _PHASES = ("minival", "test")
-_HELD_IN_SESSIONS = 21  # the evaluator refuses fewer
+_HELD_IN_SESSIONS = 21  # the evaluator requires all of them
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ def make_falcon_decoder(
             """Bins outside of trials are not decoded."""
 
         def on_done(self, dones: np.ndarray) -> str:
-            return falcon_text(self.decoder.finish(), self.decoder.engine.model.config.classes)
+            return falcon_text(self.decoder.finish(), self.decoder.layout.classes)
 
     return FalconDecoder()
 
 
 def choose_session(name: str, known: Sequence[str]) -> str:
-    """The session of a model for a file name: that of the same day, else the nearest one in time."""
+    """Choose the session of a model for a file name: that of the same date, else the nearest one in time."""
     recorded = session_date(name)
     if recorded is None:
         return known[-1]
@@ -105,7 +105,7 @@ def choose_session(name: str, known: Sequence[str]) -> str:
 
 
 def falcon_text(hypothesis: Hypothesis, classes: Sequence[str]) -> str:
-    """A hypothesis as the evaluator compares it: characters without blanks, > between words."""
+    """Format a hypothesis for the evaluator: characters without blanks, > between words."""
     if hypothesis.words:
         return SPACE.join(hypothesis.words)
     return "".join(token_names(hypothesis.tokens, classes)).replace(".", FULL_STOP)
@@ -121,7 +121,7 @@ def evaluate_falcon(
     config: DecodingConfig | str | Path | None = None,
     checkpoint: str = "best",
 ) -> FalconResult:
-    """Run the official evaluator of FALCON H2 on the files in `data`, the folder of 000950 or the one above it."""
+    """Run the official evaluator of FALCON H2 on the files in `data`, the folder 000950 or its parent."""
     if phase not in _PHASES:
         raise UserError(f"--phase {phase!r} is unknown; choose {' or '.join(_PHASES)}")
     root = Path(data)
@@ -160,7 +160,7 @@ def evaluate_falcon(
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Any:
-    """Environment variables that the evaluator reads, restored afterwards."""
+    """Set the environment variables that the evaluator reads, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

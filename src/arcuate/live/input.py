@@ -41,7 +41,7 @@ class Mark:
     trial: str | None = None
     session: str | None = None
     reference: str | None = None
-    statistics: Statistics | None = None  # of its block, if known
+    statistics: Statistics | None = None  # statistics of its block, if known
 
 
 @dataclass(frozen=True)

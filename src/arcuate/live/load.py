@@ -6,6 +6,7 @@ from typing import Any, Unpack
 from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.hub import local_path
 from arcuate.live.config import DecoderOptions
 from arcuate.progress import logger
 from arcuate.run import open_run
@@ -21,6 +22,7 @@ _NOT_EXPORTED = {
 
 def load_decoder(path: str | Path, **options: Unpack[DecoderOptions]) -> SentenceStream:
     """Load what `arcuate live` decodes with; `options` are those of `StreamingDecoder.load`."""
+    path = local_path(path)
     if is_export(path):
         return _load_exported(Path(path), options)
     import torch
@@ -33,7 +35,8 @@ def load_decoder(path: str | Path, **options: Unpack[DecoderOptions]) -> Sentenc
 
 def find_model(path: str | Path) -> Path:
     """The folder of a run, or the exported file."""
-    return Path(path) if is_export(path) else open_run(path).path
+    path = local_path(path)
+    return path if is_export(path) else open_run(path).path
 
 
 def _load_exported(path: Path, options: DecoderOptions) -> SentenceStream:

@@ -85,7 +85,7 @@ class Recorder:
     def add_event(self, event: dict[str, Any]) -> dict[str, Any]:
         """Write an event; return it for publication. A final event contains the position of its bins and is synced."""
         if event["type"] == "state":
-            self._latencies = []  # of frames outside a sentence
+            self._latencies = []  # discard those of frames outside a sentence
         if self.error is None and event["type"] in _RECORDED_EVENTS:
             with self._stop_on_error():
                 event = self._locate(event)
@@ -306,7 +306,7 @@ def _sentence_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[
     remaining = iter(trials)
     for row in rows:
         if row["type"] == _START:
-            pending = []  # of a sentence that a killed server did not finish
+            pending = []  # discard those of a sentence that a killed server did not finish
             continue
         if row["type"] != "final":
             pending.append(row)

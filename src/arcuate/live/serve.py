@@ -16,7 +16,9 @@ from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
+from arcuate.decoding.exported.archive import is_export
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
 from arcuate.live.config import DecoderOptions, LiveSettings
@@ -25,6 +27,7 @@ from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import logger
+from arcuate.run import Run
 
 if TYPE_CHECKING:
     from arcuate.live.server import LiveServer
@@ -40,7 +43,7 @@ class ServeResult:
 
     n_sentences: int
     recording: Path | None
-    store: Path | None  # of the recorded sentences, if there are any
+    store: Path | None  # store of the recorded sentences, if there are any
 
     def to_dict(self) -> dict[str, Any]:
         return {key: to_json_value(value) for key, value in vars(self).items()}
@@ -153,9 +156,10 @@ def prepare_server(
     if folder is not None:
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
-        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.engine.model.config.classes)
+        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder), listener)
+    reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
+    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
@@ -174,7 +178,7 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
     if session is not None and folder is None:
-        raise UserError("--record-session names the recorded session; name a folder with --record too")
+        raise UserError("--record-session requires --record FOLDER")
     if session is not None and not is_safe_name(session):
         raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
     if folder is not None:

@@ -16,6 +16,7 @@ from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
 from arcuate.live.config import LiveSettings
@@ -30,8 +31,8 @@ from arcuate.live.web import bounded_config, given_tokens, json_response
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
 _POLICY = 1008  # WebSocket close code of the standard: policy violation
-_DRAIN_S = 3.0  # at the end: time to decode what is queued
-_PING_S = 10.0  # a client that answers no ping for as long is disconnected
+_DRAIN_S = 3.0  # time to decode the queued bins at shutdown
+_PING_S = 10.0  # a client that does not answer a ping within this time is disconnected
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -43,7 +44,7 @@ MakeSource = Callable[[LiveSession], Source | None]
 
 
 class LiveServer:
-    """State behind the routes: session, source and viewers. Threads start with the server."""
+    """State shared by the routes: session, source and viewers. Threads start with the server."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class LiveServer:
         access: Access,
         make_source: MakeSource,
         recorder: Recorder | None = None,
+        error_reference: ErrorReference | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -60,7 +62,7 @@ class LiveServer:
         self.receiver = BinReceiver(limits)
         self.broadcaster = Broadcaster(None, limits.viewers, limits.queue)
         self.broadcaster.restore(recorder.finals if recorder else [])
-        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder)
+        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder, error_reference)
         self.source = make_source(self.session)
 
     def start(self) -> None:
@@ -98,7 +100,7 @@ class LiveServer:
 
     def _queue_command(self, name: str) -> None:
         if not self.session.put(Command(name), wait=False):
-            raise UserError(f"decoding is behind and {name!r} was not executed; try again")
+            raise UserError(f"{name!r} was not executed because decoding lags behind; try again")
 
     def _publish_replay(self) -> None:
         if isinstance(self.source, Replay):
@@ -167,7 +169,7 @@ def make_app(live: LiveServer) -> FastAPI:
         if live.source is None:
             await live.receiver.serve(live.session, socket)
         else:
-            await socket.close(_POLICY, "this server decodes another source; start it with --source socket")
+            await socket.close(_POLICY, "this server does not accept bins; start it with --source socket")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
     return app
@@ -179,7 +181,7 @@ def make_config(live: LiveServer) -> uvicorn.Config:
     return bounded_config(
         make_app(live),
         limits.viewers,
-        ws_max_size=2 * limits.message_bytes,  # a message that is a little too large is answered with a sentence
+        ws_max_size=2 * limits.message_bytes,  # so that a message slightly above the limit gets an error message
         ws_max_queue=64,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
@@ -208,7 +210,7 @@ async def _serve_viewer(live: LiveServer, socket: WebSocket) -> None:
     ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:  # if one direction ends, both do: a page that receives nothing must notice it and connect again
+    finally:  # if one direction ends, end both, so that the page notices and reconnects
         live.broadcaster.leave(viewer)
         for task in tasks:
             task.cancel()

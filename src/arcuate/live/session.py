@@ -22,6 +22,7 @@ from arcuate.data.trial import BIN_MS
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
+from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.live.config import LiveSettings
 from arcuate.live.endpointing import Endpointer, Event
 from arcuate.live.images import RasterEncoder, encode_posteriors
@@ -46,7 +47,12 @@ class LiveSession:
     """Decoder, endpointer, recorder and subscribers of one stream, all used by the decoding thread only."""
 
     def __init__(
-        self, decoder: SentenceStream, settings: LiveSettings, publish: Publish, recorder: Recorder | None = None
+        self,
+        decoder: SentenceStream,
+        settings: LiveSettings,
+        publish: Publish,
+        recorder: Recorder | None = None,
+        error_reference: ErrorReference | None = None,
     ) -> None:
         self.decoder = decoder
         self.settings = settings
@@ -59,7 +65,7 @@ class LiveSession:
         self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
         self._validator = InputValidator(decoder.n_channels, settings.faults)
         self._raster = RasterEncoder(decoder.n_channels)
-        self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded)
+        self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded, error_reference)
         if recorder is not None:
             self._endpointer.n_sentences = len(recorder.finals)  # continue the counts of a resumed recording
             for final in recorder.finals:

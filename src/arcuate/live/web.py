@@ -1,4 +1,4 @@
-"""What the servers of live decoding and of the board have in common: limits on connections, tokens, stop signals."""
+"""Code shared by the servers of live decoding and of the board: limits on connections, tokens, stop signals."""
 
 import asyncio
 import signal
@@ -15,15 +15,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE
 
-_REQUEST_S = 10.0  # longest time to send a request
-_MORE_CONNECTIONS = 64  # beyond those of the viewers: the rig, health checks, reloaded pages
+_REQUEST_S = 10.0  # time limit for a client to send a request
+_MORE_CONNECTIONS = 64  # in addition to viewers: the acquisition system, health checks, reloaded pages
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _BoundedHttp(H11Protocol):
-    """HTTP connections that must send their request in time, and of which there are not too many.
+    """HTTP protocol with a time limit on requests and a limit on the number of connections.
 
-    uvicorn waits for the rest of a request for ever, so a client could hold all connections open.
+    uvicorn waits for the rest of a request without a limit, so a client could hold all connections open.
     """
 
     max_connections = _MORE_CONNECTIONS
@@ -71,7 +71,7 @@ def given_tokens(client: HTTPConnection) -> tuple[str | None, ...]:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """An answer in JSON, which escapes what UTF-8 cannot hold: parts of paths, or texts of damaged files."""
+    """JSON response that escapes what UTF-8 cannot represent: parts of paths, or text of damaged files."""
     return Response(to_json_line(value), status, media_type="application/json")
 
 

@@ -1,6 +1,6 @@
-"""Check an encoder against the laws that the encoders of the package satisfy (`arcuate check-encoder`).
+"""Check the properties that training, evaluation and streaming require of an encoder (`arcuate check-encoder`).
 
-The encoder is tested inside a small model, because the laws concern what training, evaluation and streaming see.
+The encoder is tested inside a small model, through the same functions that training and decoding call.
 """
 
 import tempfile
@@ -29,29 +29,29 @@ _BUILT_IN = ("gru", "ssm", "transformer")
 
 
 @dataclass(frozen=True)
-class LawResult:
-    """Outcome of one law."""
+class PropertyCheck:
+    """Outcome of the check of one property."""
 
-    law: str
-    passed: bool | None  # None: does not apply
+    name: str
+    passed: bool | None  # None: not applicable
     detail: str
 
 
 @dataclass(frozen=True)
 class EncoderCheck:
-    """Outcome of all laws."""
+    """Outcome of all checks of an encoder."""
 
     kind: str
     n_parameters: int
-    laws: tuple[LawResult, ...]
+    checks: tuple[PropertyCheck, ...]
 
     @property
     def passed(self) -> bool:
-        return all(law.passed is not False for law in self.laws)
+        return all(check.passed is not False for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        laws = [{"law": law.law, "passed": law.passed, "detail": law.detail} for law in self.laws]
-        return {"kind": self.kind, "n_parameters": self.n_parameters, "passed": self.passed, "laws": laws}
+        checks = [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in self.checks]
+        return {"kind": self.kind, "n_parameters": self.n_parameters, "passed": self.passed, "checks": checks}
 
 
 def check_encoder(kind: str, settings: Mapping[str, Any] | list[str] | None = None) -> EncoderCheck:
@@ -73,7 +73,7 @@ def check_encoder(kind: str, settings: Mapping[str, Any] | list[str] | None = No
         config = ModelConfig(settings=model_settings, n_channels=_N_CHANNELS, sessions=_SESSIONS, classes=CLASSES)
         model = _run(lambda: Model(config), f"{kind} cannot be built")
         assert isinstance(model, Model)
-        return EncoderCheck(kind, sum(p.numel() for p in model.parameters()), tuple(_check_laws(model)))
+        return EncoderCheck(kind, sum(p.numel() for p in model.parameters()), tuple(_check_properties(model)))
 
 
 def _run(function: Callable[[], Any], what: str) -> Any:
@@ -89,25 +89,25 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def _check_laws(model: Model) -> Iterator[LawResult]:
-    laws: tuple[tuple[str, Callable[[Model], str | None]], ...] = (
+def _check_properties(model: Model) -> Iterator[PropertyCheck]:
+    properties: tuple[tuple[str, Callable[[Model], str | None]], ...] = (
         ("one frame per patch", _check_frames),
         ("evaluation is deterministic", _check_deterministic),
         ("padding changes nothing", _check_padding),
-        ("the order of a batch changes nothing", _check_order),
+        ("batch order changes nothing", _check_order),
         ("streaming equals offline", _check_streaming),
         ("all parameters get finite gradients", _check_gradients),
-        ("saved and loaded, it gives the same outputs", _check_saving),
+        ("a saved and reloaded model gives the same outputs", _check_saving),
     )
-    for name, law in laws:
-        if law is _check_streaming and not model.config.settings.encoder.causal:
-            yield LawResult(name, None, "its settings say that it is not causal, so it cannot stream")
+    for name, check in properties:
+        if check is _check_streaming and not model.config.settings.encoder.causal:
+            yield PropertyCheck(name, None, "the encoder is not causal with these settings, so it cannot stream")
             continue
         try:
-            problem = law(model.eval())
+            problem = check(model.eval())
         except Exception as error:  # noqa: BLE001 - third-party code may raise anything; reported as a failure
             problem = _summary(error)
-        yield LawResult(name, problem is None, problem or "")
+        yield PropertyCheck(name, problem is None, problem or "")
     yield _check_export(model.eval())
 
 
@@ -164,7 +164,7 @@ def _check_padding(model: Model) -> str | None:
         _log_probs(model, bins[i : i + 1, :n], n_bins[i : i + 1], session[i : i + 1])[0]
         for i, n in enumerate(n_bins.tolist())
     ]
-    return _compare(_log_probs(model, bins, n_bins, session), alone, "outputs in a batch and alone")
+    return _compare(_log_probs(model, bins, n_bins, session), alone, "outputs in a batch and of single trials")
 
 
 def _check_order(model: Model) -> str | None:
@@ -198,18 +198,18 @@ def _check_gradients(model: Model) -> str | None:
     outputs.log_probs["ctc"].square().mean().backward()
     bad = [name for name, p in model.named_parameters() if p.grad is None or not bool(p.grad.isfinite().all())]
     model.zero_grad()
-    return f"{', '.join(bad[:3])} got none or a non-finite one" if bad else None
+    return f"{', '.join(bad[:3])} have no gradient or a non-finite one" if bad else None
 
 
 def _check_saving(model: Model) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), model)
         loaded = load_model(folder)
-    return _compare(_log_probs(model, *_batch()), _log_probs(loaded, *_batch()), "outputs before and after")
+    return _compare(_log_probs(model, *_batch()), _log_probs(loaded, *_batch()), "outputs before and after saving")
 
 
-def _check_export(model: Model) -> LawResult:
-    """Whether the encoder can be traced to a graph; not a law, because research encoders need not be deployable."""
+def _check_export(model: Model) -> PropertyCheck:
+    """Whether the encoder can be traced to a graph; optional, because research encoders need not be deployable."""
     name = "can be exported as a graph (optional)"
     bins = torch.zeros(1, 30, _N_CHANNELS)
 
@@ -226,5 +226,5 @@ def _check_export(model: Model) -> LawResult:
         with torch.no_grad():
             torch.export.export(Whole(), (bins,), strict=False)
     except Exception as error:  # noqa: BLE001 - the exporter raises many kinds; reported as not exportable
-        return LawResult(name, None, f"no: {_summary(error)}")
-    return LawResult(name, True, "")
+        return PropertyCheck(name, None, f"no: {_summary(error)}")
+    return PropertyCheck(name, True, "")

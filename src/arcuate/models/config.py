@@ -37,6 +37,10 @@ class Patch(Settings):
         n_frames: Count = (beyond * (beyond > 0)) // self.stride + 1
         return n_frames
 
+    def count_bins(self, n_frames: int) -> int:
+        """Smallest length of a trial with this number of frames."""
+        return self.bins + max(n_frames - 1, 0) * self.stride
+
 
 class SmoothingSettings(Settings):
     """Gaussian smoothing over time. The '25 baseline uses 9 taps, the '24 baseline 20 (centred at 9.5)."""
@@ -49,9 +53,24 @@ class SessionLayerSettings(Settings):
     """One affine map per recording session, initialised to the identity."""
 
     enabled: bool = Field(True, description="Use one map per session; false keeps activation, layer norm and dropout.")
+    rank: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="Rank of the difference between a session's map and one that all share; null = separate maps.",
+    )
+    from_previous: bool = Field(
+        False, description="Low-rank difference from the map of the session before, instead of a common map."
+    )
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
     dropout: Probability = Field(0.0, description="Dropout on the output of the layer.")
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> "SessionLayerSettings":
+        if self.from_previous and self.rank is None:
+            raise ValueError("from_previous needs a rank; set rank, or from_previous to false")
+        return self
 
 
 class ChannelGateSettings(Settings):
@@ -89,7 +108,7 @@ class FrontEndSettings(Settings):
     channel_gate: ChannelGateSettings = ChannelGateSettings()
     stem: ConvStemSettings = ConvStemSettings()
     custom: Annotated[SerializeAsAny[PluginSettings], plugin_validator("front_end_steps")] | None = Field(
-        None, description="Map of single bins from outside the package, after the session layer; null = none."
+        None, description="User-defined transform of single bins, after the session layer; null = none."
     )
     patch: Patch = Patch()
 
@@ -99,6 +118,12 @@ class FrontEndSettings(Settings):
     def statistics_spec(self) -> StatisticsSpec:
         """The statistics that normalisation needs with each trial."""
         return StatisticsSpec(self.normalise, self.log1p)
+
+
+def full_session_layers(settings: FrontEndSettings) -> FrontEndSettings:
+    """The same settings with one full map per session, as adaptation and calibration train it."""
+    layer = settings.session_layer.model_copy(update={"enabled": True, "rank": None, "from_previous": False})
+    return settings.model_copy(update={"session_layer": layer})
 
 
 class GRUSettings(Settings):
@@ -188,7 +213,7 @@ class TransformerSettings(Settings):
 
 
 class PluginEncoderSettings(PluginSettings):
-    """Base class of the settings of an encoder from outside the package."""
+    """Base class for the settings of a user-defined encoder."""
 
     width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
     depth: int = Field(1, ge=1, le=64, description="Number of layers.")
@@ -265,6 +290,12 @@ class DenoiserSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
 
 
+class ReconstructionSettings(Settings):
+    """Output head that predicts masked bins, for pretraining without labels; outputs do not depend on it."""
+
+    enabled: bool = Field(False, description="Enable the head; runs started with --from need it only to train it.")
+
+
 class ModelSettings(Settings):
     """All architecture settings: the part of a recipe that defines a model."""
 
@@ -273,6 +304,7 @@ class ModelSettings(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
+    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 baseline uses xavier."
     )
@@ -294,11 +326,11 @@ class ModelConfig(Settings):
 
 
 class RuntimeSettings(Settings):
-    """Device and threads; they change speed, not the model."""
+    """Device and threads; they affect speed, not the model."""
 
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
     device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA if available.")
-    compile: bool = Field(False, description="Compile the model with torch.compile (CUDA only).")
+    compile: bool = Field(False, description="Compile the blocks of a Transformer with torch.compile (CUDA only).")
     cudnn_benchmark: bool = Field(False, description="cuDNN kernels chosen by timing (CUDA only); not reproducible.")
     tf32: bool = Field(False, description="TF32 for float32 matrix products (CUDA only).")
 

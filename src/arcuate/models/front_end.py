@@ -286,33 +286,54 @@ class SessionLayer(nn.Module):
     """One affine map x W_s + b_s per session, because electrodes and tuning change between days.
 
     Activation, optional layer norm and dropout follow. Each session has its own parameters, so that an optimizer does
-    not touch sessions absent from the batch.
+    not touch sessions absent from the batch. With a rank, W_s = W + L_s R_s, and W is shared by all sessions; with
+    `from_previous`, W_s = W_(s-1) + L_s R_s, so that neighbouring sessions share all earlier changes.
     """
 
     def __init__(self, settings: SessionLayerSettings, n_channels: int, n_sessions: int) -> None:
         super().__init__()
         self.settings = settings
         n_maps = n_sessions if settings.enabled else 0
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_maps))
+        n_full = n_maps if settings.rank is None else 0
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_full))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(n_channels)) for _ in range(n_maps))
         for weight in self.weights:
             if not weight.is_meta:
                 nn.init.eye_(weight)
+        self.shared: nn.Parameter | None = None
+        if settings.rank is not None and n_maps:
+            rank = min(settings.rank, n_channels)
+            self.shared = nn.Parameter(torch.eye(n_channels))
+            self.left = nn.ParameterList(nn.Parameter(torch.zeros(n_channels, rank)) for _ in range(n_maps))
+            self.right = nn.ParameterList(
+                nn.Parameter(torch.randn(rank, n_channels) / math.sqrt(n_channels)) for _ in range(n_maps)
+            )
         self.layer_norm = nn.LayerNorm(n_channels) if settings.layer_norm else None
+
+    def maps(self, n: int | None = None) -> list[Tensor]:
+        """Weights of the first `n` sessions, by default of all. n x (C, C)"""
+        if self.shared is None:
+            return list(self.weights)[:n]
+        maps: list[Tensor] = []
+        for left, right in zip(list(self.left)[:n], list(self.right)[:n], strict=True):
+            start = maps[-1] if maps and self.settings.from_previous else self.shared
+            maps.append(torch.addmm(start, left, right))
+        return maps
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
         """(B, T, C), (B,) -> (B, T, C); `session` is best on the CPU, because the host chooses the maps."""
-        softsign = self.settings.activation == "softsign"
+        n_maps, softsign = len(self.biases), self.settings.activation == "softsign"
         if self.settings.enabled:
             indices = session.tolist()
             present = sorted(set(indices))
-            if present[0] < 0 or present[-1] >= len(self.weights):
+            if present[0] < 0 or present[-1] >= n_maps:
                 raise UserError(
                     f"session index {present[0] if present[0] < 0 else present[-1]} is out of range; the model has"
-                    f" {len(self.weights)} sessions, numbered from 0"
+                    f" {n_maps} sessions, numbered from 0"
                 )
             map_of_trial = [present.index(s) for s in indices]
-            weights, biases = [self.weights[s] for s in present], [self.biases[s] for s in present]
+            maps = self.maps(present[-1] + 1)
+            weights, biases = [maps[s] for s in present], [self.biases[s] for s in present]
             bins = _SessionMaps.apply(bins, map_of_trial, softsign, *weights, *biases)
         elif softsign:
             bins = F.softsign(bins)

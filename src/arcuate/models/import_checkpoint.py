@@ -193,7 +193,7 @@ def _read_cffan(path: Path, sessions: Sequence[str] | None = None) -> _Checkpoin
     for i in range(n_sessions):
         weights[f"front_end.session_layer.weights.{i}"] = weights_by_session[i].clone()
         weights[f"front_end.session_layer.biases.{i}"] = biases_by_session[i].clone()
-    layer_norm = "ln.weight" in tensors.remaining  # of the fork, after the activation of the session layer
+    layer_norm = "ln.weight" in tensors.remaining  # in the fork, after the activation of the session layer
     for name in ("weight", "bias") if layer_norm else ():
         weights[f"front_end.session_layer.layer_norm.{name}"] = tensors.take(f"ln.{name}")
     args.expect("use_layer_norm", layer_norm)
@@ -255,13 +255,13 @@ def _make_config(
     file: Path, settings: ModelSettings, n_channels: int, sessions: Any, n_sessions: int, n_classes: int
 ) -> ModelConfig:
     if not isinstance(sessions, Sequence) or not all(isinstance(name, str) for name in sessions):
-        raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; name them with --sessions")
+        raise UserError(f"{file.parent / 'args.yaml'} does not list dataset.sessions; list them with --sessions")
     if n_classes != N_CLASSES:
         raise UserError(f"{file} has {n_classes} classes; expected the {N_CLASSES} of the Brain-to-Text benchmarks")
     if len(sessions) != n_sessions or len(set(sessions)) != n_sessions:
         raise UserError(
             f"{file} has {n_sessions} session layers, but {len(set(sessions))} distinct session names were given;"
-            " name all of them in order"
+            " list all of them in order"
         )
     return ModelConfig(settings=settings, n_channels=n_channels, sessions=tuple(sessions), classes=CLASSES)
 

@@ -1,6 +1,6 @@
 """Types that connect the model to its encoders, to the losses and to the searches."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -55,6 +55,10 @@ class Encoder(nn.Module):
         """
         raise NotImplementedError
 
+    def blocks_to_compile(self) -> Iterable[nn.Module]:
+        """Repeated parts that runtime.compile compiles; their inputs are tensors and sizes only."""
+        return ()
+
 
 def require_causal(causal: bool) -> None:
     """Raise a `UserError` for a model that is not causal."""
@@ -75,7 +79,7 @@ class ModelInputs:
     clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
     layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
     lengths: tuple[int, ...] | None = None  # `n_bins` on the host; without them some losses and encoders read it back
-    without_gradient: tuple[str, ...] = ()  # outputs (ctc, mode) that no loss uses
+    without_gradient: tuple[str, ...] = ()  # outputs (ctc, mode, reconstruction) that no loss uses
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,25 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class Reconstruction:
+    """Prediction of the smoothed bins in the patch of every frame, their values, and the share that was masked."""
+
+    predicted: Tensor  # (B, F, C)
+    target: Tensor  # (B, F, C)
+    masked: Tensor  # (B, F)
+
+
+@dataclass(frozen=True)
 class Outputs:
     """Outputs of the model for one batch: all that losses and searches use."""
 
     frames: Tensor  # (B, F, D) output of the encoder, denoised if the model has a denoiser
     n_frames: Tensor  # (B,) int64; frames beyond it are padding with arbitrary values
     log_probs: dict[str, Tensor]  # per head, {"ctc": (B, F, V)}
-    joint: Joint | None = None  # of the transducer head, if tokens were given
+    joint: Joint | None = None  # joiner inputs of the transducer head, if tokens were given
     mode: Tensor | None = None  # (B, 2) logits of the speaking mode
-    flow: Flow | None = None  # of the denoiser, in training
+    flow: Flow | None = None  # velocities of the denoiser, in training
     intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers
     lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known
+    reconstruction: Reconstruction | None = None  # of masked bins, in pretraining
+    teacher: Tensor | None = None  # (B, F, V) CTC log-probabilities of a teacher, in training

@@ -12,15 +12,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.files import atomic_path, check_resources, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
 
 CONFIG_FILE = "model.json"
 WEIGHTS_FILE = "model.safetensors"
-STATE_FILE = "state.json"  # of a training checkpoint, in the same folder
+STATE_FILE = "state.json"  # state of a training checkpoint, in the same folder
 _MAX_CONFIG_BYTES = 4_000_000
+_MAX_STATE_BYTES = 2**28
 _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
 
 # Names of tensors in files of earlier versions, and their names now.
@@ -99,6 +100,8 @@ def load_model(folder: str | Path) -> Model:
 def check_checksums(folder: Path) -> None:
     """Compare the files of a training checkpoint with the checksums in its state."""
     try:
+        if (folder / STATE_FILE).exists():
+            check_regular(folder / STATE_FILE, _MAX_STATE_BYTES)
         state = json.loads((folder / STATE_FILE).read_bytes())
         files = state["files"]
         expected = {name: files[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}
@@ -114,6 +117,7 @@ def check_checksums(folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 

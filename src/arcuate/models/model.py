@@ -22,11 +22,12 @@ from arcuate.models.config import (
     PluginEncoderSettings,
     SSMSettings,
     TransformerSettings,
+    full_session_layers,
 )
 from arcuate.models.denoiser import Denoiser, DenoiserState
-from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
+from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise, smooth
 from arcuate.models.gru import GRU
-from arcuate.models.interfaces import Encoder, EncoderState, ModelInputs, Outputs, require_causal
+from arcuate.models.interfaces import Encoder, EncoderState, ModelInputs, Outputs, Reconstruction, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
@@ -92,6 +93,9 @@ class Model(nn.Module):
             self.denoiser = Denoiser(settings.denoiser, self.encoder.n_outputs, causal)
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
+        self.reconstruction: nn.Linear | None = None
+        if settings.reconstruction.enabled:  # last, so that all other weights start as without it
+            self.reconstruction = nn.Linear(self.encoder.n_outputs, config.n_channels)
 
     def forward(
         self,
@@ -139,6 +143,22 @@ class Model(nn.Module):
         outputs = self._apply_heads(frames, encoded.n_frames, tokens, mode)
         intermediate = {i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()}
         return replace(outputs, intermediate=intermediate, lengths=encoded.lengths)
+
+    def reconstruct(self, encoded: Encoded, inputs: ModelInputs) -> Reconstruction | None:
+        """Predicted and clean bins of every patch, if the model has the head and the inputs have clean bins."""
+        if self.reconstruction is None or inputs.clean is None:
+            return None
+        patch = self.config.settings.front_end.patch
+        valid = torch.arange(inputs.clean.shape[1], device=inputs.clean.device) < inputs.n_bins[:, None]
+        masked = (inputs.bins == 0).all(-1) & valid
+        clean = torch.where(valid[..., None], inputs.clean, 0.0)
+        padded = F.pad(clean, (0, 0, self.front_end.left, self.front_end.right))
+        parts = [smooth(padded, self.front_end.kernel), masked[..., None].to(clean.dtype)]
+        target, share = (
+            F.avg_pool1d(F.pad(part, (0, 0, 0, max(patch.bins - part.shape[1], 0))).mT, patch.bins, patch.stride).mT
+            for part in parts
+        )
+        return Reconstruction(self.reconstruction(encoded.frames), target.detach(), share[..., 0])
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
         """State of a stream before the first bin of a trial; `statistics` as for a batch of one."""
@@ -249,14 +269,14 @@ def make_encoder(settings: ModelSettings, n_channels: int) -> Encoder:
             return made
 
 
-_BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.")
+_BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.", "reconstruction.")
 
 
 def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
     """Parameters grouped as in the official recipes: biases and gains of the network, session layers, the rest."""
     groups: dict[str, list[nn.Parameter]] = {"bias": [], "session": [], "rest": []}
     for name, parameter in model.named_parameters():
-        if name.startswith(("front_end.session_layer.weights.", "front_end.session_layer.biases.")):
+        if name.startswith("front_end.session_layer.") and ".layer_norm." not in name:
             groups["session"].append(parameter)
         elif name == "head.bias" or (name.startswith(_BIAS_GROUP_PREFIXES) and parameter.ndim < 2):
             groups["bias"].append(parameter)
@@ -287,16 +307,14 @@ def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
         return torch.eye(n, device=device), torch.zeros(n, device=device)
     with torch.no_grad():
         if like == "mean":
-            return torch.stack(list(layer.weights)).mean(0), torch.stack(list(layer.biases)).mean(0)
+            return torch.stack(layer.maps()).mean(0), torch.stack(list(layer.biases)).mean(0)
         index = model.config.sessions.index(like)
-        return layer.weights[index].detach().clone(), layer.biases[index].detach().clone()
+        return layer.maps(index + 1)[index].detach().clone(), layer.biases[index].detach().clone()
 
 
 def enable_session_layers(settings: ModelSettings) -> ModelSettings:
-    """The same settings with session layers enabled."""
-    layer = settings.front_end.session_layer.model_copy(update={"enabled": True})
-    front_end = settings.front_end.model_copy(update={"session_layer": layer})
-    return settings.model_copy(update={"front_end": front_end})
+    """The same settings with one full map per session."""
+    return settings.model_copy(update={"front_end": full_session_layers(settings.front_end)})
 
 
 def add_session(model: Model, session: str, like: str) -> Model:

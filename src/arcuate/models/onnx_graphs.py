@@ -1,9 +1,9 @@
 """A causal model as ONNX graphs of one streaming step, written node by node from its weights.
 
-Two graphs share the work of `Model.step`. The bin graph takes one stored bin through normalisation, smoothing, session
-layer, stem and speaking mode, and appends it to the patch. The frame graph takes a complete patch through encoder,
-denoiser and output layer. Everything that lasts longer than a step is a state tensor: an input with a name, and an
-output with the same name and `.next` appended. The caller counts bins (`decoding/exported/model.py`), so the graphs
+`Model.step` is split into two graphs. The bin graph applies normalisation, smoothing, session layer, stem and speaking
+mode to one stored bin, and appends it to the patch. The frame graph applies encoder, denoiser and output layer to a
+complete patch. Everything that is kept between steps is a state tensor: an input, and an output with the same name and
+`.next` appended. The caller counts bins (`decoding/exported/model.py`), so the graphs
 have no control flow.
 
 GRU cells are written as matrix products, so that dynamic int8 quantisation applies to them: activations are quantised
@@ -25,16 +25,17 @@ from arcuate.models.front_end import FrontEnd
 from arcuate.models.gru import GRU
 from arcuate.models.mode import SpeakingMode
 from arcuate.models.model import Model
+from arcuate.models.onnx_trace import trace_step
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import LSTMPredictor, StatelessPredictor, Transducer
 from arcuate.models.transformer import Transformer, relative_position_buckets
 
 OPSET, IR_VERSION = 17, 8
-NEXT = ".next"  # suffix of the output that replaces a state tensor
+NEXT = ".next"  # suffix of the output with the new value of a state tensor
 _MAX_INT8 = 63  # 7 bits, see above
 _MIN_QUANTISED = 4096  # smaller matrices stay in fp32: quantising their input costs more than it saves
 _FLOAT_MAX = float(np.finfo(np.float32).max)
-_MASKED = -1e9  # attention bias of frames before the first one
+_MASKED = -1e9  # attention bias of positions before the first frame
 _NP_TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "int64": TensorProto.INT64}
 
 
@@ -60,7 +61,7 @@ class ModelGraphs:
 
     bin: StepGraph
     frame: StepGraph
-    predictor: StepGraph | None = None  # of the transducer
+    predictor: StepGraph | None = None  # prediction network of the transducer
     joiner: StepGraph | None = None
 
 
@@ -93,7 +94,7 @@ class _Graph:
         return self.input(name, initial.shape, _NP_TYPES[initial.dtype.name])
 
     def update(self, name: str, value: str) -> None:
-        """Set the value of a state tensor after the step."""
+        """Set the new value of a state tensor."""
         initial = next(s.initial for s in self.states if s.name == name)
         self.output(name + NEXT, value, initial.shape, _NP_TYPES[initial.dtype.name])
 
@@ -212,7 +213,7 @@ def _bin_graph(model: Model, session: int | None) -> StepGraph:
 
 def _normalise(g: _Graph, bins: str, model: Model) -> str:
     settings, n = model.config.settings.front_end, model.config.n_channels
-    if settings.log1p:  # in float64, because Log(1 + x) loses the digits of small x
+    if settings.log1p:  # in float64, because Log(1 + x) is inaccurate for small x
         magnitude = g.op("Log", g.add(g.double(g.op("Abs", bins)), g.const(1.0, np.float64)))
         bins = g.mul(g.op("Sign", bins), g.float(magnitude))
     if settings.normalise != "none":
@@ -269,7 +270,7 @@ def _session_layer(g: _Graph, bins: str, front_end: FrontEnd, session: int | Non
         if session is None:
             weight, bias = g.input("session_weight", (n, n)), g.input("session_bias", (1, n))
         else:
-            weight = g.const(_array(layer.weights[session]))
+            weight = g.const(_array(layer.maps(session + 1)[session]))
             bias = g.const(_array(layer.biases[session])[None])
         bins = g.add(g.op("MatMul", bins, weight), bias)
     if layer.settings.activation == "softsign":
@@ -278,7 +279,7 @@ def _session_layer(g: _Graph, bins: str, front_end: FrontEnd, session: int | Non
 
 
 def _stem(g: _Graph, bins: str, front_end: FrontEnd) -> str:
-    """Gate and convolution; `is_ready` is false for the first steps, whose bins smoothing has not completed."""
+    """Gate and convolution; `is_ready` is false while smoothing still waits for its first bins."""
     stem, n = front_end.stem, front_end.n_channels
     assert stem is not None
     is_ready = g.input("is_ready", (1, 1), TensorProto.BOOL)
@@ -308,10 +309,10 @@ def _convolve(g: _Graph, window: str, weight: Tensor, bias: Tensor) -> str:
 
 
 def _mode(g: _Graph, bins: str, mode: SpeakingMode, delay: int) -> str:
-    """Logits (1, 2) of the speaking mode for the bin that leaves smoothing, `delay` bins after it arrived."""
+    """Logits (1, 2) of the speaking mode for the bin that was smoothed last, which arrived `delay` bins ago."""
     n, stride, lags, prior = mode.n_channels, mode.stride, mode.settings.lags, float(mode.settings.prior_frames)
     one, n_evidence = g.const(1.0, np.float64), lags * n
-    position = g.add(g.state("mode.bins", np.zeros((1, 1))), one)  # bins of the stride so far
+    position = g.add(g.state("mode.bins", np.zeros((1, 1))), one)  # position within the stride
     is_complete = g.op("GreaterOrEqual", position, g.const(float(stride), np.float64))
     g.update("mode.bins", g.op("Where", is_complete, g.const(np.zeros((1, 1)), np.float64), position))
     window = bins
@@ -347,14 +348,11 @@ def _mode(g: _Graph, bins: str, mode: SpeakingMode, delay: int) -> str:
 def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
     g = _Graph("frame", int8)
     patch, n_channels = model.config.settings.front_end.patch, model.config.n_channels
-    bins = g.reshape(g.input("patch", (patch.bins, n_channels)), 1, patch.bins * n_channels)
-    match model.encoder:
-        case GRU() as encoder:
-            frame = _gru(g, bins, encoder)
-        case SSM() as encoder:
-            frame = _ssm(g, bins, encoder)
-        case Transformer() as encoder:
-            frame = _transformer(g, bins, encoder)
+    given = g.input("patch", (patch.bins, n_channels))
+    if not isinstance(model.encoder, GRU | SSM | Transformer):
+        frame = _traced(g, model)
+    else:
+        frame = _built_in(g, g.reshape(given, 1, patch.bins * n_channels), model.encoder)
     if model.denoiser is not None:
         frame = _denoise(g, frame, model)
     logits = g.linear(frame, model.head.weight, model.head.bias, exact=True)
@@ -364,6 +362,29 @@ def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
         projected = g.linear(frame, projection.weight, projection.bias, exact=True)
         g.output("joiner_frame", projected, (1, projection.out_features))
     return g.finish()
+
+
+def _built_in(g: _Graph, bins: str, encoder: GRU | SSM | Transformer) -> str:
+    match encoder:
+        case GRU():
+            return _gru(g, bins, encoder)
+        case SSM():
+            return _ssm(g, bins, encoder)
+        case Transformer():
+            return _transformer(g, bins, encoder)
+
+
+def _traced(g: _Graph, model: Model) -> str:
+    """The frame of an encoder from outside the package."""
+    settings = model.config.settings
+    step = trace_step(model.encoder, settings.encoder.kind, settings.front_end.patch.bins, model.config.n_channels)
+    for name, initial in step.states:
+        g.state(name, initial)
+    g.nodes += step.nodes
+    g.initializers += step.constants
+    for name, _ in step.states:
+        g.update(name, step.after(name))
+    return step.frame
 
 
 def _gru(g: _Graph, x: str, encoder: GRU) -> str:
@@ -413,7 +434,7 @@ def _ssm(g: _Graph, x: str, encoder: SSM) -> str:
 
 
 def _softplus(g: _Graph, x: str) -> str:
-    """log(1 + exp(x)) in float64: in float32 the sum loses the digits of small step sizes."""
+    """log(1 + exp(x)) in float64: in float32 the sum is inaccurate for small step sizes."""
     x, zero, one = g.double(x), g.const(0.0, np.float64), g.const(1.0, np.float64)
     return g.add(g.op("Max", x, zero), g.op("Log", g.add(one, g.op("Exp", g.op("Neg", g.op("Abs", x))))))
 

@@ -1,4 +1,4 @@
-"""How a training run talks to its caller: callbacks, and the request to stop by a call, a signal or Ctrl-C."""
+"""Callbacks of a training run, and requests to stop it by a call, a signal or Ctrl-C."""
 
 import os
 import signal

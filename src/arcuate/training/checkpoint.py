@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from arcuate.config import Settings
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_regular
 from arcuate.files import atomic_folder, check_resources, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
     CONFIG_FILE,
@@ -113,7 +113,7 @@ class SavedState(Settings):
     stage_bests: dict[str, Best] = Field(default_factory=dict)
     scaler: dict[str, int | float]
     file_sizes: FileSizes
-    recipe_hash: str | None = None  # of recipe.yaml; checkpoints of earlier versions have none
+    recipe_hash: str | None = None  # hash of recipe.yaml; checkpoints of earlier versions have none
     files: dict[str, str]  # checksums of the other files
 
     @field_validator("guard", mode="before")
@@ -136,6 +136,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         path = self.folder / _TENSORS_FILE
         try:
+            check_regular(path)
             return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
         except (SafetensorError, OSError, RuntimeError) as error:
             check_resources(error, path)
@@ -157,9 +158,9 @@ def save_checkpoint(run: Run, step: int, model: Model, tensors: Mapping[str, Ten
 
 
 def checkpoint_stage(folder: Path, stages: Sequence[Stage]) -> Stage | None:
-    """Return the stage that trained a checkpoint; None without stages. A model without a state is of the last one.
+    """Return the stage that trained a checkpoint; None without stages. Without a state, the last one.
 
-    The checkpoint at the end of a stage is written after the next one has begun.
+    The checkpoint at the end of a stage is written after the next stage has started.
     """
     if not stages or not (folder / STATE_FILE).is_file():
         return stages[-1] if stages else None

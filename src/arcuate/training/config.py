@@ -15,6 +15,7 @@ from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
     ModelSettings,
+    ReconstructionSettings,
     RuntimeSettings,
     SpeakingModeSettings,
     TransducerSettings,
@@ -24,7 +25,7 @@ from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages
 from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
-DESCRIPTIVE_KEYS = (  # of a recipe; they do not affect training
+DESCRIPTIVE_KEYS = (  # keys of a recipe that do not affect training
     *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
 )
 
@@ -114,7 +115,7 @@ class Train(Settings):
         None,
         gt=0.0,
         le=1e6,
-        description="Maximum gradient norm, above which gradients are clipped; null = no clipping.",
+        description="Gradients with a larger norm are clipped to this norm; null = no clipping.",
     )
     precision: Precision = Precision()
     log_every: Steps = Field(50, description="Steps between training rows of metrics.jsonl.")
@@ -137,17 +138,18 @@ class Validate(Settings):
     search: Literal["greedy", "beam"] = Field(
         "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
     )
-    beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame (beam).")
+    beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame, if `search` is beam.")
     words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
-    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search (words).")
-    lm: str = Field("default", min_length=1, description="Language model of the word search (words).")
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon, if `words` is on.")
+    lm: str = Field("default", min_length=1, description="Language model, if `words` is on.")
     weights: str | None = Field(
-        None, min_length=1, description="Search settings of `arcuate tune`, a YAML file; null = the defaults (words)."
+        None,
+        min_length=1,
+        description="YAML file of weights from `arcuate tune`, if `words` is on; null = the defaults.",
     )
     head: Literal["auto", "ctc", "both"] = Field(
         "auto",
-        description="Heads of the word search; `auto` = both as soon as the transducer has been trained, else ctc"
-        " (words).",
+        description="Heads of the word search; `auto` = both once the transducer has been trained, else ctc.",
     )
     predictions: int = Field(
         8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
@@ -193,6 +195,7 @@ class TrainingConfig(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
+    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 release uses xavier."
     )
@@ -217,7 +220,9 @@ class TrainingConfig(Settings):
     @property
     def components(self) -> tuple[str, ...]:
         """Components of the model that a stage can train."""
-        optional = [name for name in ("transducer", "mode", "denoiser") if getattr(self, name).enabled]
+        optional = [
+            name for name in ("transducer", "mode", "denoiser", "reconstruction") if getattr(self, name).enabled
+        ]
         return ("front_end", "encoder", "ctc", *optional)
 
     @model_validator(mode="before")
@@ -235,11 +240,18 @@ class TrainingConfig(Settings):
 def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
     """Yield a sentence for each pair of settings that are valid alone but not together."""
     steps, swa, precision = config.train.steps, config.swa, config.train.precision
-    if config.loss.ctc.weight == 0 and not (config.transducer.enabled and config.loss.rnnt.weight > 0):
+    reconstructs = config.reconstruction.enabled and config.loss.reconstruction.weight > 0
+    if config.loss.ctc.weight == 0 and not (
+        (config.transducer.enabled and config.loss.rnnt.weight > 0) or reconstructs
+    ):
         yield (
             "all losses have weight 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled with"
             " loss.rnnt.weight, above 0"
         )
+    if reconstructs and not config.augment.time_masks.n_masks:
+        yield "loss.reconstruction predicts masked bins, but there are no masks; set augment.time_masks"
+    if config.data.unlabelled and (name := _labelled_loss(config)) is not None:
+        yield f"data.unlabelled adds trials without labels, but the {name} loss needs labels; set its weight to 0"
     yield from find_stage_problems(config.stages, config.components)
     for name in ("schedule", "session_schedule"):
         yield from _find_long_warmups(name, getattr(config, name), steps, config.stages)
@@ -265,6 +277,16 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
             f"guard.adaptive.min_lr {adaptive.min_lr:g} is above the highest learning rate"
             f" {config.schedule.peak_lr:g} of the schedule; lower guard.adaptive.min_lr or raise the learning rate"
         )
+
+
+def _labelled_loss(config: TrainingConfig) -> str | None:
+    """A loss with a weight that needs labels."""
+    weights = [{name: getattr(config.loss, name).weight for name in ("ctc", "rnnt", "alignment")}]
+    if not config.transducer.enabled:
+        weights[0]["rnnt"] = 0.0
+    if config.stages:
+        weights = [dict(stage.losses) for stage in config.stages]
+    return next((n for own in weights for n in ("ctc", "rnnt", "alignment") if own[n] > 0), None)
 
 
 def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
@@ -326,6 +348,8 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
     for name in ("compile", "cudnn_benchmark", "tf32"):
         if getattr(recipe.runtime, name) and device != "cuda":
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
+    if recipe.runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
+        yield f"runtime.compile has no effect on encoder.kind={recipe.encoder.kind}: it compiles blocks of Transformers"
 
 
 def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:
@@ -406,7 +430,7 @@ def _coupling_warning(lr_name: str, official: str, old: _UpdateScale, new: _Upda
     if not changed or not kept or _eps_matches_reduction(old, new):
         return None
     return (
-        f"{' and '.join(changed)} changed against {official}, but not {' and '.join(kept)}."
+        f"{' and '.join(changed)} changed relative to {official}, but not {' and '.join(kept)}."
         f" Adam is not invariant to the scale of gradients at the official eps {_format(old.eps)}: gradients far below"
         f" eps move weights by lr/eps, {_format(old.lr / old.eps)} → {_format(new.lr / new.eps)}, and"
         f" {_describe_gradients(old, new)} (measured in docs/log.md: What explodes?)."
@@ -427,7 +451,7 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
 
 
 def _eps_matches_reduction(old: _UpdateScale, new: _UpdateScale) -> bool:
-    """Return whether loss and eps were scaled alike at the same learning rate: Adam's updates are unchanged."""
+    """Return whether loss and eps were scaled by the same factor, so that Adam's updates are unchanged."""
     if not _same(old.lr, new.lr) or old.reduction == new.reduction:
         return False
     ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps

@@ -1,4 +1,4 @@
-"""What a run trains on: versions and platform, mixed precision of the device, and the processes that train together."""
+"""Environment of a run: versions and platform, mixed precision of the device, and distributed processes."""
 
 import os
 import platform
@@ -24,6 +24,12 @@ from arcuate.training.config import Precision
 _PACKAGES = ("torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 
 
+def _program_name(path: str) -> str:
+    """Name of the program; `python -m arcuate` is the command `arcuate`."""
+    name = Path(path).name
+    return "arcuate" if name == "__main__.py" and Path(path).parent.name == "arcuate" else name
+
+
 def describe_environment(**facts: Any) -> dict[str, Any]:
     """Return the content of environment.json, with the given facts added."""
     return {
@@ -31,7 +37,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: installed_version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [_program_name(sys.argv[0]), *sys.argv[1:]],
         "revision": _git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
@@ -58,7 +64,7 @@ def _git_revision() -> str | None:
 
 # --- mixed precision: probed on the device, and not used if it does not run or is slower ----------------------
 
-_MAX_RELATIVE_TIME = 0.9  # of fp32 for mixed precision on a CPU
+_MAX_RELATIVE_TIME = 0.9  # largest time relative to fp32 at which mixed precision is used on a CPU
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -21,13 +21,13 @@ Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a step, and why; `kind` is the rule that applied: non_finite, skips, spike, rise, stuck, …"""
+    """Action for a step, and the reason; `kind` is the rule that applied: non_finite, skips, spike, rise, stuck, …"""
 
     action: Action
     kind: str = ""
     reason: str = ""
-    lr_factor: float = 1.0  # of a reduction
-    lr_scale: float | None = None  # of the next trial of a learning-rate search, or the chosen one
+    lr_factor: float = 1.0  # factor of a reduction
+    lr_scale: float | None = None  # scale of the next test run of a learning-rate search, or the chosen one
     remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate
 
     @property
@@ -39,7 +39,7 @@ KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.1  # a median loss within this factor of the lowest one is healthy
-_HEALTHY_ERRORS, _RISE_ERRORS = 5.0, 8.0  # largest healthy rise of a median of `_RECENT` steps, smallest that counts
+_HEALTHY_ERRORS, _RISE_ERRORS = 5.0, 8.0  # largest healthy rise of a median, smallest rise that counts
 _MEDIAN_ERROR = 1.2533 / math.sqrt(_RECENT)  # unit of these rises: standard error of the median / SD of a step
 _MAX_BLANK_FRACTION = 0.9  # upper limit on blank frames for having left the all-blank solution
 _ABOVE_CHANCE = 1.05  # normalised loss of an output that is worse than uniform
@@ -53,10 +53,10 @@ _SHORT_REACH = 2.0  # the largest such ratio × steps of the run below which the
 # because the mean learning rate of a decaying schedule is about half of its highest one
 _EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
 _HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
-_LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # on the learning rate; unchanged, because the data may have been the cause
-_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # eps of Adam that hardly any gradient is below, and the lowest one set
+_LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
+_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # eps of Adam below nearly all gradients, and the lowest eps ever set
 
-# Names of the state in checkpoints of earlier versions, and their names now.
+# Renamed state: name in checkpoints of earlier versions -> current name.
 _RENAMED_STATE = {
     "norms": "grad_norms",
     "lowest": "lowest_median",
@@ -84,7 +84,7 @@ _ADDED_STATE: dict[str, Any] = {
 class Guard:
     """Running statistics of the steps so far, and the rules that judge the next one.
 
-    `restarts` states that the schedule raises the learning rate repeatedly, so that a slow rise of the loss is normal.
+    With `restarts` the schedule raises the learning rate repeatedly, so a slow rise of the loss is normal.
     """
 
     def __init__(self, settings: GuardSettings, restarts: bool = False) -> None:
@@ -93,7 +93,7 @@ class Guard:
         self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of steps that were not high
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)  # log loss of all finite steps
         self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
-        self.lowest_median: float | None = None  # of log loss so far
+        self.lowest_median: float | None = None  # lowest median of log loss so far
         self.lowest_recent: float | None = None  # lowest median of `recent_losses` so far
         self.lowest_spread = 0.0  # robust SD of the scatter between steps at that time
         self.spread = 0.0  # robust SD of log loss
@@ -111,7 +111,7 @@ class Guard:
         self.has_learnt = False  # the normalised loss has fallen clearly below chance level
         self.warned = False
         self.n_reductions = 0
-        self.n_rewinds = 0  # without those of searches
+        self.n_rewinds = 0  # excluding rewinds within a learning-rate search
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
         self.n_planned: int | None = None  # steps of the run or stage, without rewound ones
         self.search = LrSearch()
@@ -125,7 +125,7 @@ class Guard:
             return KEEP
         is_finite = metrics.is_finite
         if self.search.is_active:
-            return self._judge_trial(metrics if is_finite else None)
+            return self._judge_search(metrics if is_finite else None)
         self.skips.append(0 if is_finite else 1)
         too_many = self._judge_skips(lr)
         if not is_finite:
@@ -145,7 +145,7 @@ class Guard:
         return next((v for v in verdicts if v.action != "keep"), KEEP)
 
     def record_update_ratio(self, ratio: float) -> None:
-        """Take note of a measured norm of the update / norm of the weights."""
+        """Record a measured norm of the update / norm of the weights."""
         self.update_ratio = ratio if self.update_ratio is None else max(self.update_ratio, ratio)
 
     @property
@@ -173,9 +173,9 @@ class Guard:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last steps were high or not finite, but too few of them for a verdict.
+        """Whether the last steps were high or non-finite, but not enough of them for a verdict.
 
-        The update of one high step was applied; that of one step that is not finite was not.
+        One high step counts, because its update was applied; one non-finite step does not, because it was skipped.
         """
         return self.n_high > 0 or self.n_skipped > 1
 
@@ -189,7 +189,7 @@ class Guard:
     def lower_eps(self, eps: float, gradient: float) -> float | None:
         """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.
 
-        A higher learning rate would only give momentum SGD: with gradients far below eps Adam no longer scales them.
+        A higher learning rate would not help: with gradients far below eps, Adam reduces to SGD with momentum.
         """
         if not self.updates_are_small or not 0 < gradient < eps:
             return None
@@ -204,15 +204,15 @@ class Guard:
         is_far: bool = False,
         eps_lowered: bool = False,
     ) -> float:
-        """Reset the counters and return the next scale of the learning rate: that of a first trial, or the reduced one.
+        """Reset the counters; return the next learning-rate scale: of the first test run, or the reduced one.
 
-        The statistics stay, unless the run starts again from its first checkpoint (`to_start`) or from one at which the
-        loss was still much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from
-        the checkpoint to the end of the run (None: no search), `lr_step` the step since then with the highest learning
-        rate. With `eps_lowered` updates are no longer small, and the learning rate was chosen for another eps.
+        The statistics are kept unless the run restarts from its first checkpoint (`to_start`) or from one whose loss
+        was much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from the checkpoint to
+        the end of the run (None: no search), `lr_step` the step since then with the highest learning rate. With
+        `eps_lowered` updates are no longer small, and the learning rate was chosen for another eps.
         """
         small = to_start and self.updates_are_small and not eps_lowered
-        factors = _LOWER_FACTORS if eps_lowered else self._trial_factors(to_start)
+        factors = _LOWER_FACTORS if eps_lowered else self._search_factors(to_start)
         self.n_rewinds += 1
         self.dropped_to = None
         if to_start or is_far:
@@ -234,10 +234,10 @@ class Guard:
         factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
         return lr_scale / factor if small else lr_scale * factor
 
-    def _trial_factors(self, to_start: bool) -> Sequence[float]:
-        """Return the factors on the learning rate to try: lower ones, or in a stuck run those that its updates suggest.
+    def _search_factors(self, to_start: bool) -> Sequence[float]:
+        """Return the learning-rate factors to try: lower ones, or in a stuck run those that its update size suggests.
 
-        With a large eps, updates are proportional to the learning rate, so their size tells how far it is off.
+        With a large eps, updates are proportional to the learning rate, so their size indicates a good factor.
         """
         ratio = self.update_ratio
         if not to_start or ratio is None or ratio > _LARGE_UPDATE:
@@ -263,17 +263,17 @@ class Guard:
         self.skips.clear()
         self.warned = False
 
-    def _judge_trial(self, metrics: StepMetrics | None) -> Verdict:
-        """Judge a step of a learning-rate search; only the search decides until it is over."""
+    def _judge_search(self, metrics: StepMetrics | None) -> Verdict:
+        """Judge a step of a learning-rate search; no other rule applies until the search ends."""
         if not self.search.observe(None if metrics is None else _log(metrics.loss)):
-            return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a trial")
+            return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a test run")
         scale = self.search.next_scale or self.search.extend(self.update_ratio) or self.search.refine()
         if scale is not None:
-            return Verdict("rewind", "search", f"next trial: learning rate × {scale:.3g}", lr_scale=scale)
-        scale, trials = self.search.choose()
+            return Verdict("rewind", "search", f"next test run: learning rate × {scale:.3g}", lr_scale=scale)
+        scale, tested = self.search.choose()
         self.search.reset()
         self.update_ratio = None
-        return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {trials})", lr_scale=scale)
+        return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {tested})", lr_scale=scale)
 
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
@@ -283,7 +283,7 @@ class Guard:
         return Verdict("skip", "non_finite", f"{names} not finite")
 
     def _judge_skips(self, lr: float) -> Verdict | None:
-        """Judge the share of skipped updates: reduce the learning rate, then rewind, then stop; None if it is small."""
+        """Judge the share of skipped updates: reduce the learning rate, then rewind, then stop; None if it is low."""
         settings = self.settings.skips
         n = sum(self.skips)
         if n <= settings.share * settings.window or not self.skips[-1]:
@@ -324,7 +324,7 @@ class Guard:
         return self.lowest_median + max(settings.n_sd * self.spread, math.log(settings.ratio))
 
     def _judge_rise(self, n_left: int | None) -> Verdict:
-        """Judge a lasting rise that is too small for a spike; at the last step it need not have lasted."""
+        """Judge a lasting rise that is too small for a spike; at the last step of the run any duration counts."""
         settings = self.settings.spike
         if self.lowest_median is None or len(self.recent_losses) < _RECENT:
             return KEEP
@@ -445,7 +445,7 @@ class Guard:
 
 
 def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a guard under its present names, with the parts that earlier versions did not have."""
+    """Convert the state of an earlier version: current names, and defaults for parts that did not exist."""
     return {**_ADDED_STATE, **{_RENAMED_STATE.get(name, name): value for name, value in state.items()}}
 
 

@@ -56,7 +56,7 @@ class StuckSettings(Settings):
         gt=0.0,
         lt=1.0,
         description="Factor on all learning rates after a rewind without a search; its inverse if updates are too"
-        " small. A learning rate at which nothing was learnt is further off than one that diverged late.",
+        " small. Smaller than `guard.lr_factor`: a learning rate at which nothing is learnt is further off.",
     )
     min_drop: float = Field(
         0.1, gt=0.0, lt=1.0, description="Smallest relative drop of the median loss that counts as progress."
@@ -83,9 +83,7 @@ class SkipSettings(Settings):
     """Too many skipped updates, consecutive or not: reduce the learning rate, then rewind, then stop."""
 
     window: int = Field(200, ge=1, le=100_000, description="Number of steps in which skipped updates are counted.")
-    share: float = Field(
-        0.1, gt=0.0, le=1.0, description="Share of skipped updates in the window that is too large; 1 = off."
-    )
+    share: float = Field(0.1, gt=0.0, le=1.0, description="Maximum share of skipped updates in the window; 1 = off.")
 
 
 class AdaptiveSettings(Settings):

@@ -1,7 +1,7 @@
 """The training loop, top to bottom: augment, forward, loss, backward, guard, step, log, validate, checkpoint.
 
-The guard only judges; its verdicts (skip, rewind, reduce_lr, stop) are carried out here, and recorded with the evidence
-in incidents.jsonl.
+The guard only returns verdicts (skip, rewind, reduce_lr, stop); they are carried out here, and recorded with the
+evidence in incidents.jsonl.
 """
 
 import math
@@ -42,7 +42,7 @@ from arcuate.training.step import (
 Validate = Callable[[Model], Validation]
 
 _MAX_SAVED_BATCHES = 20
-_OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; neither an incident nor a step towards a rewind
+_OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; not an incident, and not counted towards a rewind
 
 
 def train(
@@ -85,7 +85,7 @@ def train(
             state.record_update_ratio(metrics.update_ratio)
         verdict = KEEP if metrics is None else _judge(state, metrics, lr)
         if verdict.applies_update and (metrics is None or metrics.may_update):
-            # Measured one step before a row, so that the row's own read brings it along.
+            # Measured one step before a row, so that one synchronisation reads both.
             apply_update(state, measure=(state.step + 2) % settings.log_every == 0)
         finish_step(state)
         state.step += 1
@@ -288,7 +288,10 @@ class _Loop:
             self.callback.on_incident(row)
 
     def _rewind(self, verdict: Verdict) -> dict[str, Any]:
-        """Return to the last good checkpoint, or to the first, at another learning rate; the data position stays."""
+        """Return to the last good checkpoint, or to the first, with another learning rate.
+
+        The position in the data is kept.
+        """
         state = self.state
         to_start = verdict.kind == "stuck"
         targets = state.rewind_targets
@@ -296,10 +299,10 @@ class _Loop:
             targets = [step for step in targets if step <= (state.rewound_to or 0)]
         elif to_start:
             targets = targets[:1]
-        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half of the last healthy step
+        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half the last healthy step
             targets = [step for step in targets if step <= targets[-1] // 2] or targets[:1]
         elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
-            targets = targets[:-1]  # returning to this one did not help: go further back
+            targets = targets[:-1]  # this checkpoint was already tried: go further back
         state.rewind_targets, failed_at = targets, state.step
         eps = None
         if to_start and (gradient := typical_gradient(state.optimizer)) is not None:
@@ -353,7 +356,7 @@ class _Loop:
 
 
 def _find_bad_bins(batches: Sequence[Batch]) -> list[str]:
-    """Name the trials whose bins are not finite (the model reads them as 0) or all the same, as in a dead session."""
+    """List the trials with non-finite bins (treated as 0 by the model) or constant bins, as in a dead session."""
     found = []
     for batch in batches:
         for trial, bins in list(zip(batch.trials, batch.bins, strict=False))[: batch.n_counted]:

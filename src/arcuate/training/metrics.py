@@ -19,12 +19,12 @@ class StepMetrics:
     n_distinct: int  # different phonemes in the greedy output
     length_ratio: float  # length of the greedy output / length of the targets
     losses: dict[str, float] = field(default_factory=dict)  # by head, before weights
-    loss_scale: float | None = None  # of fp16; None in other precisions
+    loss_scale: float | None = None  # loss scale of fp16; None in other precisions
     update_ratio: float | None = None  # norm of the update before this step / norm of the weights, if measured
 
     @property
     def overflowed(self) -> bool:
-        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training goes on.
+        """Whether the loss scale made fp16 gradients overflow: the scaler lowers the scale and training continues.
 
         A scale at its minimum cannot be the cause.
         """
@@ -55,7 +55,7 @@ class StepMetrics:
 class Validation:
     """Result of one validation."""
 
-    row: dict[str, Any]  # of metrics.jsonl, without its step
+    row: dict[str, Any]  # row of metrics.jsonl, without its step
     predictions: tuple[dict[str, Any], ...] = ()  # lines of predictions.jsonl, without their step
 
 

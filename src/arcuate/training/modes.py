@@ -25,9 +25,9 @@ from arcuate.models.mode import MODES, SpeakingMode
 from arcuate.models.model import Model
 from arcuate.progress import Progress
 
-_LABEL_LOG_ODDS = 1e3  # that one labelled trial adds to its block
+_LABEL_LOG_ODDS = 1e3  # log-odds that one labelled trial adds to its block
 _RIDGE = 0.1  # penalty of the regression per trial
-_LOGITS_PER_UNIT = 2.0  # of the regression's output
+_LOGITS_PER_UNIT = 2.0  # logits per unit of the regression's output
 _MIN_PROPORTION = 0.05  # a rarer mode is weighted as if it were this common
 _VOCALISED = MODES.index("vocalised")
 

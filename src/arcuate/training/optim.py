@@ -21,6 +21,7 @@ _COMPONENT_PREFIXES = {
     "transducer": "transducer.",
     "mode": "mode.",
     "denoiser": "denoiser.",
+    "reconstruction": "reconstruction.",
 }
 
 
@@ -176,12 +177,12 @@ class WeightAverages:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Replace the weights of the model by the average while the context lasts."""
+        """Replace the weights of the model by the average within the context."""
         parameters = list(model.parameters())
         if not self.current:
             yield
             return
-        # Copied in place: cuDNN needs the weights of a GRU in one block of memory, which other tensors are not part of.
+        # Copied in place, because cuDNN needs the weights of a GRU in one contiguous block of memory.
         weights = [p.data for p in parameters]
         own = [w.clone() for w in weights]
         try:

@@ -18,7 +18,7 @@ Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 _StepsOrZero = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 _LearningRate = Annotated[float, Field(ge=0.0, le=100.0)]
 
-_RUN_LENGTH = "Step at which the schedule ends, counted from the first; null = the length of the run."
+_RUN_LENGTH = "Step at which the schedule ends; null = the last step of the run."
 
 
 class _Decaying(Settings):
@@ -95,7 +95,7 @@ class OneCycle(Settings):
     kind: Literal["one_cycle"] = "one_cycle"
     peak_lr: _LearningRate = Field(description="Highest learning rate.")
     pct_start: float = Field(0.3, gt=0.0, lt=1.0, description="Fraction of the cycle spent increasing.")
-    div_factor: float = Field(25.0, ge=1.0, le=1e6, description="peak_lr / learning rate at the start.")
+    div_factor: float = Field(25.0, ge=1.0, le=1e6, description="Ratio of peak_lr to the initial learning rate.")
     final_div_factor: float = Field(1e4, ge=1.0, le=1e9, description="Ratio of the first to the last learning rate.")
     anneal: Literal["cosine", "linear"] = Field("cosine", description="Shape of the increase and the decay.")
     cycle_steps: Steps | None = Field(None, description="Length in steps; null = the length of the run.")
@@ -118,7 +118,7 @@ class Restarts(_Decaying):
 
     kind: Literal["restarts"] = "restarts"
     period: Steps = Field(description="Length of the first period in steps.")
-    period_factor: int = Field(1, ge=1, le=100, description="Length of each period / length of the one before.")
+    period_factor: int = Field(1, ge=1, le=100, description="Ratio of the length of each period to the previous one.")
     warmup_steps: _StepsOrZero = Field(0, description="Steps of linear warm-up before the first period.")
 
     @model_validator(mode="after")

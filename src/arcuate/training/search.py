@@ -1,8 +1,8 @@
-"""Learning-rate search after an incident: short trials from one checkpoint, and the choice between them.
+"""Learning-rate search after an incident: short test runs from one checkpoint, and the choice between them.
 
 A fixed reduction assumes that the cause is known. After a rewind the guard instead trains a few steps from the same
-checkpoint at each of several learning rates and continues with the one whose loss is lowest. The trials only choose the
-rate: each is undone by another rewind, and the position in the data never moves back, so a resumed run repeats them.
+checkpoint at each of several learning rates and continues with the one whose loss is lowest. The test runs only choose
+the rate: each is undone by another rewind. The position in the data never moves back, so a resumed run repeats them.
 """
 
 import math
@@ -14,41 +14,44 @@ from pydantic import Field
 
 from arcuate.config import Settings
 
-MIN_STEPS = 10  # of a trial; no search with fewer steps left in the run
-_FAILED = 1e9  # score of a trial with non-finite steps or an exploding loss
+MIN_STEPS = 10  # shortest test run; no search with fewer steps left in the run
+_FAILED = 1e9  # score of a test run with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
-_EXPLODED = math.log(3.0)  # rise of log loss within a trial
-_MAX_NONFINITE = 3  # steps of a trial
-_EXTENSION, _MAX_TRIALS = 3.0, 9  # factor to the next higher scale, and the number of trials after which none is added
+_EXPLODED = math.log(3.0)  # rise of log loss within a test run
+_MAX_NONFINITE = 3  # non-finite steps after which a test run has failed
+_EXTENSION = 3.0  # factor from the highest scale to the next one
+_MAX_TEST_RUNS = 9  # after this many test runs no higher scale is added
 _USUAL_UPDATE = 0.04  # norm of the update / norm of the weights in the first steps of healthy runs: 0.03 to 0.06
-_FINAL_LENGTH = 3  # length of the final trials / length of the first ones
+_FINAL_LENGTH = 3  # length of the final test runs / length of the first ones
 
 
 class SearchSettings(Settings):
-    """Trials at several learning rates after a rewind."""
+    """Short test runs at several learning rates after a rewind."""
 
-    enabled: bool = Field(True, description="Choose the learning rate after a rewind by trials; false = fixed factors.")
+    enabled: bool = Field(
+        True, description="Choose the learning rate after a rewind by test runs; false = fixed factors."
+    )
     steps: int | None = Field(
         None,
         ge=MIN_STEPS,
         le=100_000,
-        description="Steps per trial; null = a third of `guard.stuck.patience`, at least 20 and at most 200.",
+        description="Steps per test run; null = a third of `guard.stuck.patience`, at least 20 and at most 200.",
     )
 
 
 class LrSearch:
-    """Trials in progress: the scales to try, the scores so far, and the losses of the current trial."""
+    """State of the search: the scales to try, the scores so far, and the losses of the current test run."""
 
     def __init__(self) -> None:
-        self.scales: list[float] = []  # of the learning rate, one per trial; empty = no search
-        self.scores: list[float] = []  # of the finished trials: median log loss of their second half
-        self.losses: list[float] = []  # log losses of the current trial
-        self.n_steps = 0  # per trial
-        self.n_nonfinite = 0  # of the current trial
-        self.lr_step: int | None = None  # step whose scheduled learning rate the trials have; None = their own
-        self.is_early = False  # the trials start where the loss still falls steeply
+        self.scales: list[float] = []  # learning-rate scales, one per test run; empty = no search
+        self.scores: list[float] = []  # median log loss of the second half of each finished test run
+        self.losses: list[float] = []  # log losses of the current test run
+        self.n_steps = 0  # per test run
+        self.n_nonfinite = 0  # non-finite steps of the current test run
+        self.lr_step: int | None = None  # test runs use the scheduled learning rate of this step; None = their own
+        self.is_early = False  # the loss still falls steeply at the checkpoint
         self.n_left = 0  # steps left in the run at the checkpoint
-        self.is_final = False  # the longer trials of the best scale and the next lower one
+        self.is_final = False  # now in the longer test runs of the best scale and the next lower one
 
     @property
     def is_active(self) -> bool:
@@ -57,10 +60,10 @@ class LrSearch:
     def start(
         self, scales: Sequence[float], n_steps: int, is_early: bool, lr_step: int | None = None, n_left: int = 0
     ) -> float:
-        """Start the first trial and return its scale.
+        """Start the first test run and return its scale.
 
-        With `lr_step` the trials have the learning rate of that step, at which the run failed: the rate at the
-        checkpoint may still be low enough for all of them.
+        With `lr_step` the test runs use the learning rate of that step, at which the run failed, because the rate at
+        the checkpoint may be low enough for any scale to work.
         """
         self.reset()
         self.scales, self.n_steps, self.is_early, self.lr_step = list(scales), n_steps, is_early, lr_step
@@ -69,18 +72,18 @@ class LrSearch:
 
     @property
     def _is_upward(self) -> bool:
-        """Whether the trials look for a higher learning rate, because updates were too small."""
+        """Whether the test runs look for a higher learning rate, because updates were too small."""
         return not self.is_early and self.scales[0] < self.scales[-1]
 
     def extend(self, update_ratio: float | None) -> float | None:
-        """Add a higher scale to a search upwards if the highest one is clearly the best; return it, or None.
+        """Add a higher scale to an upward search if the highest one is clearly the best; return it, or None.
 
-        A minimum at the edge of the range is not known to be one. The range assumes updates proportional to the
-        learning rate, but those of SGD grow more slowly, because gradients shrink when the model leaves its initial
-        plateau. `update_ratio` is the largest ratio measured in the trials: nothing is added where it is already that
-        of a healthy run.
+        If the best scale is at the edge of the range, a better one may lie beyond it. The range assumes updates
+        proportional to the learning rate, but those of SGD grow more slowly, because gradients shrink when the model
+        leaves its initial plateau. `update_ratio` is the largest ratio measured in the test runs: no scale is added if
+        it is already that of a healthy run.
         """
-        if not self._is_upward or self.is_final or len(self.scales) >= _MAX_TRIALS:
+        if not self._is_upward or self.is_final or len(self.scales) >= _MAX_TEST_RUNS:
             return None
         if update_ratio is None or update_ratio > _USUAL_UPDATE:
             return None
@@ -91,12 +94,12 @@ class LrSearch:
         return self.scales[-1]
 
     def refine(self) -> float | None:
-        """Start longer trials of the best scale and its neighbour; return the first of them, None if there are none.
+        """Start longer test runs of the best scale and its neighbour; return the first of them, None if there are none.
 
-        Early trials favour learning rates that are too high for a whole run, because the loss falls fastest just below
-        the rate at which it diverges. The learning-rate range test (Smith 2017) therefore takes a rate below the best
-        one; longer trials decide between the two. In a search upwards all short trials may end before the model has
-        left the all-blank solution, so the neighbour is the next higher scale.
+        Early test runs favour learning rates that are too high for a whole run, because the loss falls fastest just
+        below the rate at which it diverges. The learning-rate range test (Smith 2017) therefore takes a rate below the
+        best one; longer test runs decide between the two. In an upward search all short test runs may end before the
+        model has left the all-blank solution, so the neighbour is the next higher scale.
         """
         if self.is_final or not (self.is_early or self._is_upward):
             return None
@@ -113,13 +116,13 @@ class LrSearch:
         return pair[0]
 
     def reset(self) -> None:
-        """Forget all trials."""
+        """Discard all test runs."""
         self.scales, self.scores, self.losses = [], [], []
         self.n_steps = self.n_nonfinite = self.n_left = 0
         self.lr_step, self.is_final = None, False
 
     def observe(self, log_loss: float | None) -> bool:
-        """Add a step of the current trial (None: not finite); return whether the trial is over."""
+        """Add a step of the current test run (None: not finite); return whether the test run is over."""
         if log_loss is None:
             self.n_nonfinite += 1
         else:
@@ -137,22 +140,22 @@ class LrSearch:
 
     @property
     def next_scale(self) -> float | None:
-        """The scale of the next trial; None after the last."""
+        """The scale of the next test run; None after the last."""
         return self.scales[len(self.scores)] if len(self.scores) < len(self.scales) else None
 
     def choose(self) -> tuple[float, str]:
-        """Return the chosen scale and a description of the last trials."""
+        """Return the chosen scale and a description of the last test runs."""
         chosen = self._best()
-        if self.is_early and not self.is_final:  # too few steps for longer trials
+        if self.is_early and not self.is_final:  # too few steps for longer test runs
             chosen = max((scale for scale in self.scales if scale < chosen), default=chosen)
-        trials = ", ".join(
+        tested = ", ".join(
             f"{scale:.3g}: {'failed' if score == _FAILED else format(math.exp(score), '.3g')}"
             for scale, score in sorted(zip(self.scales, self.scores, strict=True))
         )
-        return chosen, trials
+        return chosen, tested
 
     def _best(self) -> float:
-        """Return the scale with the lowest score; of equal ones the highest, or the lowest in the final trials."""
+        """Return the scale with the lowest score; if tied, the highest, or in the final test runs the lowest."""
         limit = min(self.scores) + _TIE
         tied = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit]
         return min(tied) if self.is_final else max(tied)

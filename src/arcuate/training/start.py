@@ -1,6 +1,5 @@
 """How a run starts: from scratch, from the weights of another run, or exactly where it stopped."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 from arcuate.config import Change, diff
 from arcuate.errors import UserError
 from arcuate.files import OutOfResources, check_resources
-from arcuate.models.config import ModelConfig
+from arcuate.models.config import ModelConfig, ReconstructionSettings
 from arcuate.models.io import load_model
 from arcuate.progress import logger
-from arcuate.run import Run, create_run, find_checkpoint, is_untouched
+from arcuate.run import Run, create_run, find_checkpoint, is_untouched, split_parent
 from arcuate.training.checkpoint import (
     MAY_DIFFER,
     Checkpoint,
@@ -82,6 +81,7 @@ def resume(
     check_not_calibrated(run)
     check_same_recipe(run, state.recipe)
     check_same_data(run, environment)
+    check_same_teacher(run, environment)
     is_main = distributed is None or distributed.is_main
     problems = []
     own_hash = hash_recipe(run.recipe_tree())
@@ -92,7 +92,7 @@ def resume(
             if not is_edited:
                 state.check_rows(checkpoint)
                 state.restore(checkpoint)
-        except OutOfResources:  # the checkpoint is not to blame, and an earlier one would lose its steps
+        except OutOfResources:  # not caused by the checkpoint; an earlier one would lose its steps
             raise
         except (UserError, OSError) as error:
             check_resources(error, folder)
@@ -154,44 +154,48 @@ def check_same_data(run: Run, environment: dict[str, Any]) -> None:
         )
 
 
+def check_same_teacher(run: Run, environment: dict[str, Any]) -> None:
+    """Require that a run with distillation is resumed with the same weights of its teacher."""
+    before, now = (facts.get("teacher") or {} for facts in (run.environment(), environment))
+    if before.get("checksum") != now.get("checksum"):
+        raise UserError(
+            f"{run.path} was trained with another teacher ({before.get('path')}); resume it with that one, or start a"
+            " new run"
+        )
+
+
 def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:
     """Return the checkpoint folder that RUN, RUN@best or RUN@last names."""
     if parent is None:
         if keep_optimizer:
-            raise UserError("--keep-optimizer needs --from: name the run whose optimizer state is kept")
+            raise UserError("--keep-optimizer requires --from RUN, the run whose optimizer state is loaded")
         return None
     if resume:
         raise UserError("--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one")
     return find_checkpoint(*split_parent(parent))
 
 
-def split_parent(parent: str) -> tuple[Path, str]:
-    """Split RUN@WHICH. The name of a folder may contain an @, so an existing folder is not split."""
-    path, _, which = parent.rpartition("@")
-    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
-        return Path(parent), "best"
-    return Path(path), which or "best"
-
-
-def absolute_parent(parent: str) -> str:
-    """RUN@WHICH with an absolute path, as environment.json records it."""
-    path, which = split_parent(parent)
-    return f"{path.resolve()}@{which}"
-
-
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:
     """Load the weights of another run; step, data position and schedule start at 0."""
     loaded = load_model(parent)
-    if loaded.config != state.model.config:
+    own, other = (_without_reconstruction(config) for config in (state.model.config, loaded.config))
+    if other != own:
         raise UserError(
             f"the model in {parent} does not match this recipe and data:"
             f" {_describe_mismatch(loaded.config, state.model.config)}"
         )
-    state.model.load_state_dict(loaded.state_dict())
+    weights = state.model.state_dict()
+    state.model.load_state_dict(weights | {n: t for n, t in loaded.state_dict().items() if n in weights})
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
         with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())
+
+
+def _without_reconstruction(config: ModelConfig) -> ModelConfig:
+    """The same config without the head that only pretraining uses."""
+    settings = config.settings.model_copy(update={"reconstruction": ReconstructionSettings()})
+    return config.model_copy(update={"settings": settings})
 
 
 def _describe_mismatch(parent: ModelConfig, own: ModelConfig) -> str:

@@ -20,6 +20,7 @@ from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
+from arcuate.training.distillation import Teacher
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
@@ -60,15 +61,16 @@ class TrainingState:
         self.lr_scale = 1.0  # product of the guard's reductions
         self.eps: float | None = None  # of Adam, if the guard lowered it
         self.plateaus = (PlateauState(), PlateauState())  # of `schedule` and `session_schedule`
-        self.best = Best()  # of the current stage
-        self.stage_bests: dict[str, Best] = {}  # of completed stages, by name
+        self.best = Best()  # best validation of the current stage
+        self.stage_bests: dict[str, Best] = {}  # best validation of each completed stage, by name
         self.validations: list[tuple[int, float]] = []  # recent steps and PERs
         self.interval = IntervalMetrics()
         self.unread_update_ratio: torch.Tensor | None = None  # measured, and still on the device
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
-        self.recipe_hash: str | None = None  # of recipe.yaml when the run was started or resumed
-        self.modes: Modes | None = None  # of the training trials for a model with a mode head
+        self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
+        self.teacher: Teacher | None = None  # of a recipe with distillation; set by the caller
+        self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
         self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 
     @property

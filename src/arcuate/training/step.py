@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from arcuate.data.alphabet import BLANK
-from arcuate.data.augmentation import augment, draw_cut
-from arcuate.data.batching import Batch
-from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
+from arcuate.data.alphabet import BLANK, min_frames
+from arcuate.data.augmentation import augment, change_speed, draw_cut
+from arcuate.data.batching import Batch, to_device
+from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_view_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs
+from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs, Reconstruction
 from arcuate.models.model import Model
 from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
+from arcuate.training.distillation import Teacher
 from arcuate.training.environment import Distributed, autocast
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.optim import fill_absent_gradients
@@ -111,13 +112,15 @@ def compute_gradients(
 def _batch_losses(
     state: TrainingState, encode: Encode, batch: Batch, device: torch.device, distributed: Distributed
 ) -> tuple[Outputs, dict[str, Tensor]]:
-    """Outputs and losses per trial of one batch; all random numbers depend on its position."""
+    """Outputs (of the first view) and losses per trial of one batch; all random numbers depend on its position."""
     torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
     with autocast(state.precision, device):
-        outputs = forward(state.model, encode, batch, state.recipe, state.loss)
+        outputs = forward(state.model, encode, batch, state.recipe, state.loss, state.teacher)
+    views = split_views(outputs, state.loss.consistency.n_views)
     modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
     lengths, mean_frames = batch.token_lengths, _mean_frames(state, batch)
-    return outputs, compute_losses(outputs, batch.tokens, batch.n_tokens, state.loss, modes, lengths, mean_frames)
+    losses = compute_view_losses(views, batch.tokens, batch.n_tokens, state.loss, modes, lengths, mean_frames)
+    return views[0], losses
 
 
 @torch.no_grad()
@@ -134,7 +137,10 @@ def measure_loss(
 
 
 def _mean_frames(state: TrainingState, batch: Batch) -> float:
-    """Mean number of frames over the trials of all processes, which every process knows without communication."""
+    """Mean number of frames over the trials of all processes, which every process knows without communication.
+
+    Changes of speed are not counted: they are known only to the process that has the trial, and average out.
+    """
     cut = draw_cut(state.recipe.augment, state.recipe.train.seed, batch.position)
     count_frames = state.recipe.front_end.patch.count_frames
     frames = [count_frames(max(n_bins - cut, 1)) for n_bins in batch.all_lengths]
@@ -147,29 +153,53 @@ def _zero_loss(outputs: Outputs) -> Tensor:
     return torch.stack([0.0 * part.float().sum() for part in parts]).sum()
 
 
-def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
-    """Augment and encode one batch.
+def forward(
+    model: Model,
+    encode: Encode,
+    batch: Batch,
+    recipe: TrainingConfig,
+    loss: LossSettings,
+    teacher: Teacher | None = None,
+) -> Outputs:
+    """Augment and encode one batch; several views of it (`loss.consistency`) follow one another.
 
     Augmentation acts on normalised bins, so that its strengths mean the same on every data set.
     """
-    clean = model.normalise(batch.bins, batch.statistics)
-    ids = [t.id for t in batch.trials]
+    clean, n_bins = model.normalise(batch.bins, batch.statistics), batch.n_bins
+    draws = ([t.id for t in batch.trials], recipe.augment, recipe.train.seed, batch.position)
     on_host = torch.tensor(batch.lengths)
-    bins, lengths = augment(clean, on_host, ids, recipe.augment, recipe.train.seed, batch.position)
-    cut = clean.shape[1] - bins.shape[1]  # random cuts remove the first bins
-    n_bins = (batch.n_bins - cut).clamp(min=1) if cut else batch.n_bins
-    clean = clean[:, cut:]
+    if recipe.augment.speed_change > 0:
+        count_bins, cut = recipe.front_end.patch.count_bins, recipe.augment.random_cut
+        least = [count_bins(min_frames(t.tokens or ())) + cut for t in batch.trials]
+        clean, on_host = change_speed(clean, on_host, *draws, least)
+        n_bins = to_device(on_host, clean.device)
+    n_views = loss.consistency.n_views
+    views, lengths = zip(*(augment(clean, on_host, *draws, view) for view in range(n_views)), strict=True)
+    cut = clean.shape[1] - views[0].shape[1]  # random cuts remove the first bins
+    n_bins = (n_bins - cut).clamp(min=1) if cut else n_bins
+    needs_clean = any(part is not None for part in (model.mode, model.denoiser, model.reconstruction))
     inputs = ModelInputs(
-        bins,
-        n_bins,
-        batch.session,
-        tokens=batch.tokens if loss.rnnt.weight > 0 else None,
-        clean=clean if model.mode is not None or model.denoiser is not None else None,
+        views[0] if n_views == 1 else torch.cat(views),
+        n_bins.repeat(n_views),
+        batch.session.repeat(n_views),
+        tokens=batch.tokens.repeat(n_views, 1) if loss.rnnt.weight > 0 else None,
+        clean=clean[:, cut:].repeat(n_views, 1, 1) if needs_clean else None,
         layers=loss.intermediate.active_layers,
-        lengths=tuple(lengths.tolist()),
-        without_gradient=tuple(n for n in ("ctc", "mode") if getattr(loss, n).weight == 0),
+        lengths=tuple(lengths[0].tolist()) * n_views,
+        without_gradient=_unused_outputs(loss, teacher),
     )
-    return encode(inputs, loss.denoise.weight > 0)
+    outputs = encode(inputs, loss.denoise.weight > 0)
+    if teacher is None:
+        return outputs
+    own = tuple(lengths[0].tolist())
+    return replace(outputs, teacher=teacher.log_probs(clean[:, cut:], n_bins, batch.session, own))
+
+
+def _unused_outputs(loss: LossSettings, teacher: Teacher | None) -> tuple[str, ...]:
+    """Outputs that no loss uses."""
+    weights = (loss.ctc.weight, loss.consistency.weight, loss.alignment.weight, teacher is not None)
+    used = {"ctc": any(weights), "mode": loss.mode.weight > 0, "reconstruction": loss.reconstruction.weight > 0}
+    return tuple(name for name, is_used in used.items() if not is_used)
 
 
 def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = False) -> Outputs:
@@ -190,7 +220,8 @@ def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = Fa
             target = model.encode_frames(clean, encoded.mode).frames
         model.train(training)
         flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
-    return replace(model.predict(encoded, inputs.tokens), flow=flow)
+    reconstruction = None if "reconstruction" in inputs.without_gradient else model.reconstruct(encoded, inputs)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow, reconstruction=reconstruction)
 
 
 def _clip_gradients(state: TrainingState) -> Tensor:
@@ -238,8 +269,19 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
             outputs_from_tensors(module(inputs, match_flow)), lengths=model.count_frames(inputs.lengths)
         )
     if recipe.runtime.compile and device.type == "cuda":
-        return partial(torch.compile(encode_for_training), model)
+        compile_blocks(model)
     return partial(encode_for_training, model)
+
+
+def compile_blocks(model: Model, backend: str = "inductor") -> None:
+    """Compile the repeated blocks of the encoder in place (regional compilation, as PyTorch recommends it).
+
+    The rest stays as it is: the front end depends on which sessions and lengths a batch has, so it would be compiled
+    again for every batch, until torch gives up. A GRU has no such blocks, because cuDNN computes all its layers in one
+    call, and neither has the state-space encoder, whose scan has a step per chunk of frames.
+    """
+    for block in model.encoder.blocks_to_compile():
+        block.compile(dynamic=True, backend=backend)
 
 
 class EncodeModule(nn.Module):
@@ -267,6 +309,8 @@ def tensors_from_outputs(outputs: Outputs) -> dict[str, Tensor]:
         parts["mode"] = outputs.mode
     if outputs.flow is not None:
         parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
+    if outputs.reconstruction is not None:
+        parts |= {f"reconstruction.{name}": part for name, part in vars(outputs.reconstruction).items()}
     return parts
 
 
@@ -274,6 +318,8 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
     """Rebuild the outputs from the tensors of `EncodeModule`."""
     joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
     flow = [parts[f"flow.{i}"] for i in range(2) if f"flow.{i}" in parts]
+    names = [field.name for field in fields(Reconstruction)]
+    reconstruction = {n: parts[f"reconstruction.{n}"] for n in names if f"reconstruction.{n}" in parts}
     return Outputs(
         parts["frames"],
         parts["n_frames"],
@@ -282,7 +328,35 @@ def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
         parts.get("mode"),
         Flow(*flow) if flow else None,
         {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
+        reconstruction=Reconstruction(**reconstruction) if reconstruction else None,
     )
+
+
+def split_views(outputs: Outputs, n_views: int) -> tuple[Outputs, ...]:
+    """Outputs of each of the views that follow one another in a batch."""
+    if n_views == 1:
+        return (outputs,)
+    n_trials = len(outputs.n_frames) // n_views
+
+    def split(view: int) -> Outputs:
+        rows = slice(view * n_trials, (view + 1) * n_trials)
+        joint, flow, masked = outputs.joint, outputs.flow, outputs.reconstruction
+        return Outputs(
+            outputs.frames[rows],
+            outputs.n_frames[rows],
+            {head: log_probs[rows] for head, log_probs in outputs.log_probs.items()},
+            None if joint is None else replace(joint, frames=joint.frames[rows], predicted=joint.predicted[rows]),
+            None if outputs.mode is None else outputs.mode[rows],
+            None if flow is None else Flow(flow.predicted[rows], flow.target[rows]),
+            {layer: log_probs[rows] for layer, log_probs in outputs.intermediate.items()},
+            None if outputs.lengths is None else outputs.lengths[rows],
+            None
+            if masked is None
+            else Reconstruction(masked.predicted[rows], masked.target[rows], masked.masked[rows]),
+            outputs.teacher,
+        )
+
+    return tuple(split(view) for view in range(n_views))
 
 
 def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> Tensor:
@@ -297,7 +371,7 @@ def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str
     changes = torch.ones_like(valid)
     changes[:, 1:] = best[:, 1:] != best[:, :-1]
     blank = best == BLANK
-    n_output_tokens = (changes & ~blank & valid).sum()  # of the greedy output
+    n_output_tokens = (changes & ~blank & valid).sum()  # tokens in the greedy output
     counts = [(blank & valid).sum(), valid.sum(), n_output_tokens, batch.n_tokens[:n].sum()]
     by_loss = [losses[name][:n].sum() if name in losses else loss.new_zeros(()) for name in LOSS_NAMES]
     sums = torch.stack([loss.detach(), *(c.float() for c in counts), *by_loss])

@@ -72,7 +72,7 @@ def parse_features(text: str) -> Features:
 
 
 def recognise(folder: Path, name: str) -> SourceFile | str:
-    """The recording with this name in the folder of a partition, or why it is none."""
+    """The recording with this name in the folder of a partition, or the reason why it is not one."""
     if (split := PARTITIONS.get(folder.name)) is None:
         return f"not in one of the folders {', '.join(PARTITIONS)}"
     if not name.endswith(".mat"):

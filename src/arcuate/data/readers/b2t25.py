@@ -37,7 +37,7 @@ _MAX_TOKENS = 100_000
 
 
 def recognise(folder: Path, name: str) -> SourceFile | str:
-    """The recording with this name in the folder of a session, or why it is none."""
+    """The recording with this name in the folder of a session, or the reason why it is not one."""
     if name in FILES:
         return SourceFile(replace_surrogates(folder.name), FILES[name], folder / name)
     return f"not one of {', '.join(FILES)}"

@@ -1,4 +1,4 @@
-"""NWB files: binned features or spike times with a trials table; a mapping file says which column is what.
+"""NWB files: binned features or spike times with a trials table; a mapping file assigns the columns.
 
 NWB is HDF5, and files are read with h5py under the rules of `readers.hdf5`: no other package is needed, and nothing in
 a file is executed. `arcuate prepare --describe FILE` prints a mapping to start from. FALCON H2 (handwriting, DANDI
@@ -50,7 +50,7 @@ _MAX_FILES = 20_000
 
 
 class NwbMapping(Settings):
-    """Which data set of a file holds what; paths are inside the file, columns inside the trials table."""
+    """Location of the data in a file: paths within the file, and columns of the trials table."""
 
     bins: tuple[str, ...] = Field(
         (), max_length=16, description="Time series (bins, channels), joined along the channels; empty: bin `units`."
@@ -135,7 +135,7 @@ class FalconH2Reader(NwbReader):
 
     def __init__(self, mapping: Mapping[str, Any] | None = None) -> None:
         if mapping is not None:
-            raise UserError("--mapping belongs to --layout nwb; falcon-h2 has a fixed one")
+            raise UserError("--mapping applies to --layout nwb only; falcon-h2 has a fixed mapping")
         self.mapping = FALCON_H2
 
     def find_source(self, path: Path) -> Source:

@@ -1,9 +1,9 @@
 """Reading of source files in a watched child process.
 
-A damaged HDF5 file can make its library loop for ever, and a damaged MATLAB file can crash scipy's compiled reader.
+A damaged HDF5 file can make its library loop forever, and a damaged MATLAB file can crash scipy's compiled reader.
 Files are therefore read in a child process with a limit on computing time and memory; a file that hangs or crashes the
 child is reported like any other unreadable file, and the next file is read by a new child. The child reads ahead while
-its parent checks and writes, so that the exchange costs little.
+its parent checks and writes, so that the overhead is small.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ from arcuate.errors import UserError
 
 MAX_CPU_SECONDS = 15.0  # for one trial; a real one takes milliseconds
 _BYTES_PER_SECOND = 2**23  # more time for large files, '24 files are loaded as a whole
-_MAX_WALL_SECONDS = 900.0  # for one file, against a file system that never answers
+_MAX_WALL_SECONDS = 900.0  # for one file, in case the file system does not respond
 _MAX_BYTES = 2**31
 _BYTES_PER_BYTE = 20  # memory per stored byte: compressed integers become float64
 
@@ -87,7 +87,7 @@ class ReaderProcess:
             raise UnreadableFile(_describe_exit(process.exitcode)) from error
         finally:
             timer.cancel()
-            if end is None:  # the child has ended, or its remaining answers are not wanted
+            if end is None:  # the child has ended, or its remaining answers are not needed
                 self.close()
         if end.reason is not None:
             raise (UserError if end.ends_command else UnreadableFile)(end.reason)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from arcuate.config import read_yaml
 from arcuate.data.alphabet import check_alphabet
 from arcuate.data.readers import b2t24, b2t25
-from arcuate.data.readers.corp import CorpReader
+from arcuate.data.readers.corp import CorpReader, HandwritingReader
 from arcuate.data.readers.nwb import FalconH2Reader, NwbReader
 from arcuate.data.readers.source import (
     FileSummary,
@@ -49,7 +49,7 @@ _EXPECTED = (
 class Reader(Protocol):
     """A reader of one layout: finds the files of a release, counts their trials and reads them one by one.
 
-    Readers from outside the package are classes without arguments, registered as entry points of `arcuate.readers`.
+    User-defined readers are classes without arguments, registered as entry points of `arcuate.readers`.
     """
 
     layout: Layout
@@ -62,7 +62,7 @@ class Reader(Protocol):
 
 
 def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Reader:
-    """The reader of a layout other than the two releases: one of the package, or one from outside.
+    """The reader of a layout other than the two releases, built-in or user-defined.
 
     `mapping` is passed to the reader if it is given.
     """
@@ -77,7 +77,9 @@ def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Rea
     return made
 
 
-_BUILT_IN: dict[Layout, Any] = {reader.layout: reader for reader in (NwbReader, FalconH2Reader, CorpReader)}
+_BUILT_IN: dict[Layout, Any] = {
+    reader.layout: reader for reader in (NwbReader, FalconH2Reader, CorpReader, HandwritingReader)
+}
 READERS: tuple[Layout, ...] = (*LAYOUTS, *_BUILT_IN)
 
 

@@ -67,7 +67,7 @@ class FileSummary:
     n_trials: int
     n_channels: Mapping[int, int]  # channels -> number of trials; empty if that requires reading the file
     classes: tuple[str, ...] | None = None  # alphabet, if the file names it
-    layout: str | None = None  # that the file was exported from
+    layout: str | None = None  # layout that the file was exported from
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Source:
     classes: tuple[str, ...] = CLASSES  # alphabet of the labels
     relabel: bool = False  # derive the labels from the texts
     reader: str | None = None  # name of the reader; None: one of the two releases
-    mapping: Mapping[str, Any] | None = None  # of the reader, if it takes one
+    mapping: Mapping[str, Any] | None = None  # mapping of the reader, if it takes one
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
     simulated: bool = False  # written by `arcuate simulate`
 

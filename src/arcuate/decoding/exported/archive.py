@@ -1,8 +1,8 @@
 """The `.arcx` file: an uncompressed zip archive whose members can be mapped into memory.
 
 Any zip tool lists and extracts it. The archive comment holds the BLAKE2b digest of all bytes before it, so a file that
-was changed anywhere is refused before a member is read. The digest protects against damage, not against a file made to
-deceive; the contents are therefore checked as well (`graph_check.py`, `read.py`).
+was changed anywhere is rejected before a member is read. The digest protects against damage, not against malicious
+files; the contents are therefore validated as well (`graph_check.py`, `read.py`).
 """
 
 import hashlib
@@ -20,13 +20,14 @@ import numpy as np
 from arcuate.errors import UserError
 from arcuate.files import atomic_write, explain_write_error
 
-Content = bytes | Path  # of a member: in memory, or a file to copy
+Content = bytes | Path  # content of a member: in memory, or a file to copy
 METADATA = "metadata.json"
+CARD = "MODEL_CARD.md"
 _ALIGNMENT = 64
-_MAX_BYTES = 2**32 - 2**20  # a zip archive without 64-bit extensions
+_MAX_BYTES = 2**32 - 2**20  # limit of a zip archive without 64-bit extensions
 _MAX_MEMBERS = 256
 _CHUNK = 2**22
-_NAME = re.compile(r"[a-z][a-z0-9_.]{0,59}")
+_NAME = re.compile(rf"[a-z][a-z0-9_.]{{0,59}}|{re.escape(CARD)}")
 _COMMENT = b"arcuate-export blake2b "
 _DIGEST_BYTES = 20
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
@@ -40,7 +41,7 @@ _COMMENT_BYTES = len(_COMMENT) + 2 * _DIGEST_BYTES
 
 @dataclass(frozen=True)
 class Member:
-    """Where the bytes of a member are."""
+    """Position and size of a member in the file."""
 
     name: str
     offset: int
@@ -58,7 +59,7 @@ class Archive:
 
     @property
     def digest(self) -> str:
-        """Identity of the contents."""
+        """Digest that identifies the contents."""
         return self.data[-2 * _DIGEST_BYTES :].decode("ascii", "replace")
 
     def __contains__(self, name: str) -> bool:
@@ -77,7 +78,7 @@ class Archive:
         return self.members[name]
 
     def array(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> np.ndarray:
-        """A mapped member as an array of this type and shape, of which one dimension may be free (None)."""
+        """A mapped member as an array of this type and shape; one dimension may be None, which is inferred."""
         member = self.member(name)
         fixed = int(np.prod([n for n in shape if n is not None], dtype=object)) * np.dtype(dtype).itemsize
         n_free = sum(n is None for n in shape)
@@ -178,7 +179,7 @@ def open_archive(path: str | Path) -> Archive:
 
 
 def _check_digest(path: Path, file: BinaryIO, size: int) -> None:
-    """Compare the digest; the file is read, not mapped, so that verified pages do not count as memory in use."""
+    """Verify the digest; the file is read, not mapped, so that its pages do not count as resident memory."""
     digest, left = hashlib.blake2b(digest_size=_DIGEST_BYTES), size - _COMMENT_BYTES
     while left > 0 and (block := file.read(min(_CHUNK, left))):
         digest.update(block)

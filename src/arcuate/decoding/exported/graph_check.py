@@ -1,7 +1,8 @@
-"""Checks of an ONNX graph before ONNX Runtime sees it: known operators, no external data, no subgraphs.
+"""Validation of an ONNX graph before ONNX Runtime loads it: known operators, no external data, no subgraphs.
 
-An ONNX file can name files to load weights from, and operators of libraries. The reader below walks the protocol-buffer
-encoding itself, so that the check needs no further package; a field that exported graphs do not use is refused.
+An ONNX file can reference external weight files and custom operators of libraries. The reader below parses the
+protocol-buffer encoding itself, so that the check needs no other package; fields that exported graphs do not use are
+rejected.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from arcuate.errors import UserError
 OPERATORS = frozenset(
     "Abs Add Cast Concat Div DynamicQuantizeLinear Erf Exp Gather Greater GreaterOrEqual Identity LayerNormalization"
     " LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mul Neg ReduceMean ReduceSum Relu Reshape ScatterElements"
-    " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where".split()
-)
-_VERSIONS = range(17, 21)  # of the operator set
+    " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where"
+    " Clip Conv Cos Elu Equal Gemm LeakyRelu Less Not Pow Reciprocal ReduceMax Sin Softplus Squeeze Unsqueeze".split()
+)  # the last line: of encoders from outside the package
+_VERSIONS = range(17, 21)  # accepted versions of the operator set
 _MAX_NODES, _MAX_DIMENSIONS = 20_000, 8
 # Fields by number (onnx.proto), and the wire type of each: 0 varint, 2 bytes, 5 32 bits.
 _MODEL = {1: 0, 2: 2, 3: 2, 7: 2, 8: 2}  # ir_version, producer name and version, graph, opset_import
@@ -23,13 +25,13 @@ _NODE = {1: 2, 2: 2, 3: 2, 4: 2, 5: 2}  # input, output, name, op_type, attribut
 _ATTRIBUTE = {1: 2, 2: 5, 3: 0, 8: 0, 20: 0}  # name, f, i, ints, type; no tensors and no graphs
 _TENSOR = {1: 0, 2: 0, 8: 2, 9: 2}  # dims, data_type, name, raw_data; no external data
 _OPSET = {1: 2, 2: 0}
-_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}  # of the tensor types in use
+_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}  # bytes per element of the accepted tensor types
 
 Field = tuple[int, int | memoryview]
 
 
 def check_graph(content: bytes, where: str) -> None:
-    """Raise `UserError` unless the bytes are a graph as `arcuate export` writes them."""
+    """Raise `UserError` unless the bytes are a graph of the form that `arcuate export` writes."""
     graphs = 0
     for number, value in _fields(memoryview(content), _MODEL, where):
         if number == 8:
@@ -88,7 +90,7 @@ def _message(value: int | memoryview, where: str) -> memoryview:
 def _check_opset(value: int | memoryview, where: str) -> None:
     fields = dict(_fields(_message(value, where), _OPSET, where))
     if fields.get(1, b"") != b"" or fields.get(2) not in _VERSIONS:
-        _refuse(where, "its operators are of another set or version")
+        _refuse(where, "its operator set is not supported")
 
 
 def _check_graph(value: int | memoryview, where: str) -> None:

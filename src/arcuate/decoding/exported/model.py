@@ -1,7 +1,7 @@
-"""`ExportedModel`: bins to log-probabilities in ONNX Runtime, one bin at a time, with the state in and out.
+"""`ExportedModel`: bins to log-probabilities in ONNX Runtime, one bin at a time, with explicit state.
 
 The graphs are those of `models/onnx_graphs.py`. The bin graph runs once per bin, the frame graph once per frame, so
-results do not depend on how a trial is cut into chunks, to the last bit.
+results are bit-identical for any chunking of a trial.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from arcuate.data.statistics import Statistics
 from arcuate.decoding.layout import ModelLayout
 from arcuate.errors import UserError
 
-NEXT = ".next"  # suffix of the output that replaces a state tensor
+NEXT = ".next"  # suffix of the output with the new value of a state tensor
 _FLAGS = (np.zeros((1, 1), bool), np.ones((1, 1), bool))
 
 
@@ -39,7 +39,7 @@ class LoadedGraph:
         return [*self.results, *(name + NEXT for name in self.states)]
 
     def run(self, inputs: dict[str, Any]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        """Results, and the state tensors after the step."""
+        """Run one step; return the results and the new state tensors."""
         values = self.session.run(self._outputs, {name: inputs[name] for name in self.inputs})
         n = len(self.results)
         return values[:n], dict(zip(self.states, values[n:], strict=True))
@@ -51,8 +51,8 @@ class ExportedState:
 
     tensors: Mapping[str, np.ndarray]
     constants: Mapping[str, np.ndarray]  # inputs that stay the same within a trial: session layer, statistics
-    n_bins: int = 0  # received
-    n_pushed: int = 0  # with the zeros that end a trial
+    n_bins: int = 0  # bins received
+    n_pushed: int = 0  # bins processed, including zeros appended at the end of a trial
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class ExportedModel:
     session_biases: np.ndarray | None  # (S, C)
 
     def start(self, session: int, statistics: Statistics | None = None, rolling: bool = False) -> ExportedState:
-        """State before the first bin; `rolling` normalises a model trained on block statistics by past bins."""
+        """State before the first bin; `rolling` uses running statistics for a model trained on block statistics."""
         layout, constants = self.layout, {}
         if self.session_weights is not None and self.session_biases is not None:
             constants["session_weight"] = np.ascontiguousarray(self.session_weights[session])
@@ -88,7 +88,7 @@ class ExportedModel:
         if layout.normalise != "none":
             if statistics is None:
                 raise UserError(
-                    f"the model normalises its input (front_end.normalise={layout.normalise}); pass the statistics too"
+                    f"the model normalises its input (front_end.normalise={layout.normalise}); pass its statistics"
                 )
             constants["mean"] = _row(statistics.mean, layout.n_channels)
             constants["sd"] = _row(statistics.sd, layout.n_channels)
@@ -104,7 +104,7 @@ class ExportedModel:
         return self._outputs(found), replace(state, n_bins=state.n_bins + len(bins))
 
     def finish(self, state: ExportedState) -> StepOutputs:
-        """Frames held back for smoothing or for a complete patch, at the end of a trial."""
+        """End the trial: return the frames that were waiting for smoothing or for a complete patch."""
         found: list[list[np.ndarray]] = []
         zeros = np.zeros(self.layout.n_channels, np.float32)
         for _ in range(max(self.layout.patch_bins - state.n_bins, 0) + self.layout.look_ahead):

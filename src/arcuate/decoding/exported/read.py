@@ -1,4 +1,4 @@
-"""Read an exported model: metadata, graphs, lexicon and n-gram, all checked before use."""
+"""Read an exported model: metadata, graphs, lexicon and n-gram, all validated before use."""
 
 import json
 import math
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "arcuate-export", 1
 LANGUAGE_MODEL = "ngram.alm"
 LEXICON_WORDS = "lexicon.words.txt"
-SILENT_FRAME = "silent_frame.f32"  # of the transducer
+SILENT_FRAME = "silent_frame.f32"  # encoder frame of silence for the transducer
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
@@ -68,7 +68,7 @@ class ExportedConfidence:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of the word search in an exported file: fields of `DecodingConfig` by the same names."""
+    """Settings of the word search in an exported file; the fields have the names of `DecodingConfig`."""
 
     boundary: ClassVar[None] = None  # exported files have the default boundary
     fold: ClassVar[tuple[str, ...]] = ()
@@ -89,7 +89,7 @@ class SearchSettings:
 
     @property
     def max_candidates(self) -> int:
-        """Exported models are for streams, so their work per frame is bounded as in live decoding."""
+        """Exported models are used for streaming, so the work per frame is bounded as in live decoding."""
         return candidate_bound(self.beam)
 
 
@@ -140,11 +140,9 @@ def open_export(path: str | Path) -> ExportedFile:
     except (ValueError, RecursionError):
         raise damaged(archive.path, "its metadata cannot be read") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise damaged(archive.path, "its metadata name another format")
+        raise damaged(archive.path, "its metadata have another format")
     if metadata.get("version") != VERSION:
-        raise UserError(
-            f"{archive.path} has format version {metadata.get('version')!s:.20}; this arcuate reads {VERSION}"
-        )
+        raise UserError(f"{archive.path} has format version {metadata.get('version')!s:.20}; expected {VERSION}")
     layout = _parse_layout(metadata.get("model"), archive.path)
     precision, n_stored = metadata.get("precision"), metadata.get("n_session_layers")
     if precision not in ("fp32", "int8") or n_stored not in (0, len(layout.sessions)) or type(n_stored) is not int:
@@ -172,7 +170,7 @@ def load_transducer(file: ExportedFile, threads: int = 1) -> ExportedTransducer:
     width, depth, context = (sizes.get(key) for key in ("width", "depth", "context"))
     for size, limit in ((width, 8192), (depth, 16), (1 if context is None else context, 8)):
         if type(size) is not int or not 1 <= size <= limit:
-            raise damaged(file.path, "its transducer is not described as expected")
+            raise damaged(file.path, "its transducer metadata are invalid")
     assert isinstance(width, int) and isinstance(depth, int)
     real, whole = "tensor(float)", "tensor(int64)"
     predictor, inputs, outputs = _open_session(file, "predictor", threads)
@@ -257,7 +255,7 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, eq=False)
 class _CheckedSession:
-    """A graph whose failures are user errors: a graph made to deceive may load and fail on its inputs."""
+    """A graph whose failures are user errors: a malicious graph may load and then fail on its inputs."""
 
     session: Any
     errors: tuple[type[Exception], ...]
@@ -292,7 +290,7 @@ _NUMPY_TYPES = {"tensor(bool)": "bool"} | {onnx: dtype for dtype, onnx in _ONNX_
 def _check_interface(
     file: ExportedFile, name: str, inputs: dict[str, Any], results: tuple[str, ...], outputs: dict[str, Any]
 ) -> None:
-    """Compare the inputs and results of a graph with what the model in the metadata needs."""
+    """Check the inputs and outputs of a graph against the model described in the metadata."""
     layout, n = file.layout, file.layout.n_channels
     real, flag = "tensor(float)", ("tensor(bool)", (1, 1))
     if name == "frame":
@@ -320,7 +318,7 @@ def _initial_states(file: ExportedFile, graph: str) -> dict[str, np.ndarray]:
         described: Any = entry if isinstance(entry, dict) else {}
         name, dtype, shape = (described.get(key) for key in ("name", "dtype", "shape"))
         if not isinstance(name, str) or dtype not in _DTYPES or not _is_shape(shape):
-            raise damaged(file.path, "its state tensors are not described as expected")
+            raise damaged(file.path, "the metadata of its state tensors are invalid")
         n_bytes += math.prod(shape) * np.dtype(dtype).itemsize
         if n_bytes > _MAX_STATE_BYTES:
             raise damaged(file.path, "its state tensors are too large")
@@ -363,7 +361,7 @@ def _parse_layout(tree: Any, path: Path) -> ModelLayout:
         tree["rolling_bins"],
         ModelDelay(*(float(delay[f.name]) for f in fields(ModelDelay))),
     )
-    reorder_classes(np.zeros((1, len(classes)), np.float32), classes, str(path))  # checks their names
+    reorder_classes(np.zeros((1, len(classes)), np.float32), classes, str(path))  # raises if a name is unknown
     return layout
 
 
@@ -462,7 +460,7 @@ def read_language_model(file: ExportedFile) -> "LanguageModel":
 
 
 def _release_pages(array: np.ndarray) -> None:
-    """Return the pages of a mapped array to the system after a check that read all of them; use reads them again."""
+    """Release the pages of a mapped array after a check that read all of them; they are read again when used."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

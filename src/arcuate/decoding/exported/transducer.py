@@ -10,14 +10,14 @@ from arcuate.decoding.heads import START
 
 @dataclass(frozen=True, eq=False)
 class ExportedTransducer:
-    """`TransducerHead` of the searches (`decoding/heads.py`). Its frames are projected by the frame graph already."""
+    """`TransducerHead` of the searches (`decoding/heads.py`). The frame graph has already projected its frames."""
 
     predictor: Session
     joiner: Session
     n_classes: int
     width: int
-    context: int | None  # tokens that a stateless prediction network sees; None: an LSTM
-    depth: int  # of the LSTM
+    context: int | None  # context of a stateless prediction network in tokens; None: an LSTM
+    depth: int  # layers of the LSTM
     silence: np.ndarray  # (W,)
 
     def project(self, frames: np.ndarray) -> np.ndarray:

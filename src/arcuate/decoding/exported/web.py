@@ -1,6 +1,6 @@
 """A static page that runs an exported model in the browser (`arcuate export --web`).
 
-ONNX Runtime Web is taken from an installed npm package, because its WebAssembly file (14 MB) is larger than this
+ONNX Runtime Web is copied from an installed npm package, because its WebAssembly file (14 MB) is larger than this
 package. The version is pinned, and the files are compared with the checksums below before they are copied.
 """
 
@@ -27,7 +27,7 @@ _ORT_FILES = {  # SHA-256
     "ort-wasm-simd-threaded.wasm": "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
 _PAGE = ("index.html", "page.css", "decode.js", "LICENSE-onnxruntime-web.txt")
-_MARKER = "arcuate-page.json"  # what the page loads; only a folder that has it is replaced
+_MARKER = "arcuate-page.json"  # loaded by the page; only a folder that contains it is replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class WebTrial:
 def write_page(file: ExportedFile, folder: Path, runtime: Path, trials: Sequence[WebTrial] = ()) -> None:
     """Write the page for a file with one session layer; `runtime` is the npm package of ONNX Runtime Web."""
     if file.n_sessions_stored:
-        raise UserError("the page needs an export of one session; name one with --session")
+        raise UserError("the page needs an export of one session; select one with --session")
     sources = find_runtime(runtime)
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).is_file():
         raise UserError(f"{folder} exists and is not an exported page; choose another folder")
@@ -65,11 +65,11 @@ def find_runtime(package: Path) -> list[Path]:
         path = package / "dist" / name
         if not path.is_file():
             raise UserError(
-                f"{path} does not exist; install ONNX Runtime Web with `npm install {ORT_WEB}` and name its folder"
+                f"{path} does not exist; install ONNX Runtime Web with `npm install {ORT_WEB}` and give its folder"
                 " with --ort-web"
             )
         if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise UserError(f"{path} is not that of {ORT_WEB}; install that version")
+            raise UserError(f"{path} does not belong to {ORT_WEB}; install that version")
         found.append(path)
     return found
 

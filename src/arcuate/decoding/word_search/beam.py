@@ -21,7 +21,7 @@ from arcuate.decoding.word_search.lookahead import (
 from arcuate.language.jit import njit
 from arcuate.language.ngram.query import NGramArrays, backoff
 
-_N_BINS = 512  # of the histogram that finds the beam-size cut
+_N_BINS = 512  # bins of the histogram that finds the beam-size cut
 
 # One hypothesis: its complete words, a position in the lexicon tree, and its scores in nats.
 BEAM_ENTRY = np.dtype(
@@ -39,7 +39,7 @@ BEAM_ENTRY = np.dtype(
         ("row", np.int32),  # successor row of the node in the lookahead cache; -1 without explicit bigrams
         ("backpointer", np.int32),  # row of the last complete word; -1 before the first
         ("pending_word", np.int32),  # word that ended in this frame and has no back-pointer yet, or -1
-        ("first_frame", np.int32),  # of the word in progress, or of the pending word
+        ("first_frame", np.int32),  # first frame of the word in progress, or of the pending word
         ("last_token", np.int32),  # -1 before the first
     ],
     align=True,
@@ -50,9 +50,9 @@ BACKPOINTER = np.dtype(
     [
         ("lm", np.float64),  # n-gram score up to here
         ("bonus", np.float64),  # word bonuses up to here
-        ("previous", np.int32),  # previous row; of a recombination: the better history
-        ("alternative", np.int32),  # of a recombination: the worse history, else -1
-        ("score_gap", np.float32),  # of a recombination: by how much it is worse
+        ("previous", np.int32),  # previous row; for a recombination, the better history
+        ("alternative", np.int32),  # worse history of a recombination, else -1
+        ("score_gap", np.float32),  # score difference between the two histories of a recombination
         ("word", np.int32),
         ("first_frame", np.int32),  # frames of the word's first and last token
         ("last_frame", np.int32),

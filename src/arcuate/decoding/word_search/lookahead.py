@@ -30,8 +30,8 @@ from arcuate.language.ngram.query import (
     shorter_context,
 )
 
-NOT_CACHED = -1  # of a context: its successor rows are not computed yet
-_NO_BIGRAMS = -2  # of a context: it has no explicit bigrams
+NOT_CACHED = -1  # marks a context whose successor rows are not computed yet
+_NO_BIGRAMS = -2  # marks a context without explicit bigrams
 
 
 class Tree(NamedTuple):

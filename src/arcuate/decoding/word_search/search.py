@@ -1,8 +1,8 @@
 """Word search: frame log-probabilities, a lexicon and an n-gram to the best word sequences.
 
-`WordSearch` holds nothing of a trial. `start`, `step` and `finish` take and return an immutable `WordState`; decoding a
-complete trial is one `step`. One frame is computed in `kernel.py` (recurrence) and `beam.py` (candidates
-and pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
+`WordSearch` holds no state of a trial. `start`, `step` and `finish` take and return an immutable `WordState`; decoding
+a complete trial is one `step`. One frame is computed in `kernel.py` (recurrence) and `beam.py` (candidates and
+pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
 
-if TYPE_CHECKING:  # it imports pydantic, which the small runtime does not need
+if TYPE_CHECKING:  # imports pydantic, which the runtime of exported models does not need
     from arcuate.decoding.config import DecodingConfig
 
 _LM_CACHE_SIZE = 1 << 15
 _MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
 _MAX_CACHE_ROWS = 1 << 22  # the lookahead cache is cleared before it exceeds this
-_MAX_HALVINGS = 3  # of the threshold in a frame with more than max_candidates; then the rest is not expanded
+_MAX_HALVINGS = 3  # times the threshold is halved if a frame exceeds max_candidates; then candidates are truncated
 _WARM_UP_ROWS = 1 << 25  # upper limit of rows cached by warm_up, 12 bytes each
 
 
@@ -49,7 +49,7 @@ class WordState:
     beam: np.ndarray  # (n,) BEAM_ENTRY
     backpointers: Backpointers
     n_frames: int = 0
-    generation: int = 0  # of the lookahead cache that the beam points into
+    generation: int = 0  # generation of the lookahead cache that the beam points into
     n_narrowed: int = 0  # frames with more than max_candidates
 
 
@@ -68,7 +68,7 @@ class WordSearch:
     """A lexicon, an n-gram and their weights."""
 
     tree: Tree
-    words: Sequence[str]  # of the lexicon
+    words: Sequence[str]  # words of the lexicon
     model: LanguageModel
     classes: tuple[str, ...]
     boundary: int  # class of the silence between words, or -1
@@ -85,7 +85,7 @@ class WordSearch:
 
     @property
     def _max_candidates(self) -> int | None:
-        """The limit, which leaves room for the beam itself."""
+        """Limit on candidates per frame, at least large enough for the beam."""
         limit = self.settings.max_candidates
         return None if limit is None else max(limit, 4 * self.settings.beam)
 

@@ -1,4 +1,4 @@
-"""Parts that all charts share: their type, the final touches, and the form that notebooks show."""
+"""Code shared by all charts: their type, title and size, and the form for notebooks."""
 
 import json
 from typing import TYPE_CHECKING, Any

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
 _LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
-MAX_POINTS = 320  # of one line; more cannot be seen on a screen
+MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Curve:
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]], key: str, peak: str | None = None) -> Curve:
-    """One quantity of the log; `peak` names a second one with the maximum within the same steps."""
+    """One quantity of the log; `peak` is the name of another one that holds the maximum over the same steps."""
     rows = [row for row in rows if key in row]
     values = [finite_number(row[key]) for row in rows]
     peaks = [finite_number(row.get(peak)) for row in rows] if peak else ()
@@ -62,7 +62,7 @@ def thin_curve(steps: Sequence[float], values: Sequence[float | None], peaks: Se
 
 
 def rows_by_step(rows: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Rows in the order of their step; of a step that was run twice the later row is kept."""
+    """Rows in the order of their step; if a step was run twice, the later row is kept."""
     kept = {step: {**row, "step": step} for row in rows if (step := finite_int(row.get("step"))) is not None}
     return tuple(kept[step] for step in sorted(kept))
 
@@ -338,7 +338,7 @@ def _overlaid(
 
 
 def group_colours(groups: Sequence[str]) -> dict[str, tuple[str, bool]]:
-    """The colour of each group, and whether its line is dashed because the colours are used up."""
+    """The colour of each group, and whether its line is dashed because all colours are in use."""
     names = list(dict.fromkeys(groups))
     return {name: (SERIES[i % len(SERIES)], i >= len(SERIES)) for i, name in enumerate(names)}
 

@@ -1,4 +1,4 @@
-"""Number formats of the pages: per cent with one decimal, thousands separators, durations, tick labels."""
+"""Number formats of the pages: percentages with one decimal, thousands separators, durations, tick labels."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Arrays as images inside a chart: one colour of the theme, its opacity given by the value."""
+"""Arrays as images in a chart: one colour of the theme, with the value as opacity."""
 
 import base64
 import struct
@@ -14,7 +14,7 @@ _N_SHADES = 16  # four bits per value
 def png(values: np.ndarray) -> str:
     """An array (rows, columns) of values in [0, 1] as a PNG data URL, from transparent to full colour.
 
-    The page inverts the image on a dark screen, so the same bytes serve both.
+    The page inverts the image in dark mode, so one image is enough for both.
     """
     shades = np.clip(np.rint(np.nan_to_num(values) * (_N_SHADES - 1)), 0, _N_SHADES - 1).astype(np.uint8)
     n_rows, n_columns = shades.shape
@@ -40,7 +40,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def pool(values: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Average neighbours along an axis that is longer than the image needs."""
+    """Average neighbouring values along an axis that is longer than the image needs."""
     for axis, limit in ((0, n_rows), (1, n_columns)):
         size = -(-values.shape[axis] // limit)
         if size > 1:

@@ -1,7 +1,7 @@
 """Charts shared by pages and notebooks: rates by session, matrices, bars, images, forest and dot plots.
 
 Every function returns an Altair chart. Layers named `hover…` carry tooltips and are left out of static drawings. The
-parameters `hidden`, `session` and `phoneme` are set by the pages: hidden series, and what the pointer is over.
+parameters `hidden`, `session` and `phoneme` are set by the pages: hidden series, and the item under the pointer.
 """
 
 import math
@@ -20,7 +20,7 @@ from arcuate.evaluation.charts.theme import colour
 if TYPE_CHECKING:
     import altair as alt
 
-_FAINT = 0.15  # opacity of what is not highlighted
+_FAINT = 0.15  # opacity of items that are not highlighted
 
 
 # --- rates by session -------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ class Rate:
     rate: float | None
     low: float | None = None
     high: float | None = None
-    note: str = ""  # in the tooltip
+    note: str = ""  # shown in the tooltip
     series: str = ""
     hollow: bool = False
 
@@ -100,7 +100,7 @@ def session_chart(
 
 
 def _highlight(parameter: str, opacity: float = 1.0) -> Any:
-    """Opacity that singles out what the pointer is over, in this chart or a linked one."""
+    """Opacity that highlights the item under the pointer, in this chart and linked ones."""
     import altair as alt
 
     test = f"{parameter} === '' || datum.{parameter} === {parameter}"
@@ -118,7 +118,7 @@ class Cell:
     column: str
     colour: str
     opacity: float
-    text: str  # in the tooltip
+    text: str  # shown in the tooltip
 
 
 def matrix_chart(
@@ -209,7 +209,10 @@ def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Map
     values = [row["value"] for row in rows]
     numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
     wide = numeric and min(values) > 0 and max(values) / min(values) > 30
-    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(alt.Axis(title=x_title, labelOverlap=True, tickCount=6))
+    axis = alt.Axis(title=x_title, labelOverlap=True, tickCount=6)
+    if all(isinstance(v, int) for v in values):
+        axis.tickMinStep = 1
+    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
     if numeric:
         x = x.scale(type="log") if wide else x.scale(zero=False)
     chart = (
@@ -287,7 +290,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
     x = (
         alt.X("estimate:Q")
         .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~g", tickCount=6, titleAnchor="middle"))
+        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~r", tickCount=6, titleAnchor="middle"))
     )
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")

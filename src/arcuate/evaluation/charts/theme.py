@@ -1,6 +1,6 @@
 """The theme of all pages and charts: colours for light and dark screens, type, and the Vega-Lite configuration.
 
-Charts name colours as CSS variables, so that one chart serves light and dark pages; `resolve` replaces them by the
+Charts name colours as CSS variables, so that one chart works on light and dark pages; `resolve` replaces them by the
 values of one palette where no style sheet applies, as in a notebook. The hues stay distinguishable with a colour
 vision deficiency, and pages mark every distinction by a shape, a sign or a label as well.
 """

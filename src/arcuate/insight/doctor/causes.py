@@ -1,7 +1,7 @@
 """Likely causes of a verdict, the most likely first, each with the settings that would test it.
 
-The order follows the evidence: what the recipe and this log show, then what real logs of this kind most often turned
-out to be. Advice that could do harm is removed: see `contradicts`.
+The order follows the evidence: first what the recipe and this log show, then the most frequent causes in real logs with
+the same verdict. Advice that could make things worse is removed: see `contradicts`.
 """
 
 import re
@@ -30,7 +30,7 @@ _ASSIGNMENT = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setti
 _TIME_MASKS: dict[str, Any] = {"augment.time_masks.n_masks": 20, "augment.time_masks.max_fraction": 0.075}
 _COUPLED = "learning rate, eps and loss reduction must match"
 _LONG_TRAINING_EPOCHS = 100  # published gains from heavy masking are from runs of 250 epochs and more
-_EPS_MATTERS = 1e-4  # below this eps nearly every gradient is larger
+_EPS_MATTERS = 1e-4  # an eps below this is smaller than nearly every gradient
 _OFFICIAL_LR = {"b2t24": ("schedule.lr", 0.02), "b2t25": ("schedule.peak_lr", 0.005)}  # both with eps 0.1
 _OFFICIAL_REDUCTION = {"b2t24": "mean_per_token", "b2t25": "sum_per_trial"}
 # Scores of causes that the verdict suggests; those of the recipe are computed in `recipe_checks`.
@@ -42,7 +42,7 @@ _FIRST, _SECOND, _THIRD, _FOURTH, _LAST = 0.55, 0.45, 0.35, 0.26, 0.24
 
 
 def find_causes(lead: Finding, m: Measurements, rest: Sequence[Finding] = ()) -> tuple[Cause, ...]:
-    """The causes whose change is safe and not yet part of the recipe; one per factor that settings change."""
+    """Causes whose change is safe and not already in the recipe; at most one per factor."""
     step = judge_step_size(m)
     symptoms = _symptoms(lead, rest, m, step)
     verdicts = (lead.verdict, *(f.verdict for f in rest if f.verdict))
@@ -65,12 +65,12 @@ def first_suggestion(lead: Finding, causes: tuple[Cause, ...], m: Measurements) 
     if causes:
         return causes[0].change
     if lead.verdict != "healthy":
-        return "no change of settings is indicated by this log; check the data"
+        return "this log suggests no setting change; check the data"
     return "nothing needs to be fixed"
 
 
 def _symptoms(lead: Finding, rest: Sequence[Finding], m: Measurements, step: StepSize) -> frozenset[str]:
-    """What is wrong with the run, in the terms of `recipe_checks`; with few evaluations, by its training rows."""
+    """Symptoms of the run as defined in `recipe_checks`; with few evaluations, derived from its training rows."""
     found = set()
     if lead.verdict == "too_short" and m.log.is_arcuate and len(m.log.train_loss.finite) >= _MIN_ROWS:
         if step.direction == "too_large":
@@ -112,7 +112,7 @@ def _without_current(cause: Cause, settings: Mapping[str, Any]) -> Cause:
     return replace(cause, change=without_current_settings(cause.change, settings), settings=changed)
 
 
-# Safety: what a verdict forbids.
+# Safety: changes that a verdict rules out.
 
 _LR_UP, _CLIP_UP, _REGULARISE, _DEREGULARISE, _LONGER, _SHORTER = (
     "lr_up",
@@ -154,7 +154,7 @@ def contradicts(cause: Cause, m: Measurements, verdicts: Sequence[str], step: St
 
 
 def directions(cause: Cause, m: Measurements) -> set[str]:
-    """The directions in which the settings of a cause, or its words, move a run."""
+    """Directions in which a cause changes a run, derived from its settings, or from its factor if it has none."""
     found = set(_WORD_DIRECTIONS.get(cause.factor, ()))
     for key, value in cause.settings.items():
         if isinstance(value, Mapping) and key in ("schedule", "session_schedule"):
@@ -168,7 +168,7 @@ def directions(cause: Cause, m: Measurements) -> set[str]:
 
 
 def _usual_value(key: str, m: Measurements) -> Any:
-    """The value that the log of another trainer most likely had: its own length, else that of the official recipes."""
+    """Most likely value in a log of another trainer: the length of that run, else the value of the official recipes."""
     return m.log.last_step if key == "train.steps" else _OFFICIAL_STRENGTHS.get(key, 0)
 
 
@@ -202,7 +202,7 @@ def _direction(key: str, new: Any, old: Any) -> set[str]:
 def _exploded(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     since = lead.since
     if m.n and (since is None or m.best_step < since):
-        since = m.best_step  # it was already degrading before the explosion
+        since = m.best_step  # the run was already degrading before the explosion
     causes = [*_coupling(m), learning_rate_too_high(m, since, step)]
     if m.log.settings.get("train.clip_norm") is None:
         cause = "gradients were not clipped" if m.log.is_arcuate else "gradients may not have been clipped"
@@ -231,13 +231,13 @@ def _collapsed(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
         make_cause(
             "noise",
             "the input carries too little information",
-            "noise or masks that drown the signal, or features without normalisation, end in the same blank collapse",
+            "noise or masks that hide the signal, or features without normalisation, also cause blank collapse",
             {"augment.white_noise_sd": 0.2, "augment.time_masks.n_masks": 0, "front_end.normalise": "block"},
             score=_FOURTH,
         ),
         Cause(
             "labels or lengths are wrong",
-            "with a wrong blank index or padded label lengths only blanks can be learnt",
+            "with a wrong blank index or padded label lengths, only blanks can be learnt",
             "arcuate prepare DATA STORE --dry-run, then inspect the trials it reports",
             "labels",
             score=0.2,
@@ -246,7 +246,7 @@ def _collapsed(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
 
 
 def _stuck(m: Measurements, step: StepSize) -> list[Cause]:
-    """A run that never learnt: updates too small, or too large; the numbers tell them apart."""
+    """Causes for a run that never learnt: updates that are too small or too large, by the measured step size."""
     if step.direction == "too_small":
         return _updates_too_small(m, step)
     if step.direction == "too_large":
@@ -262,14 +262,12 @@ def _stuck(m: Measurements, step: StepSize) -> list[Cause]:
     official = {"optimizer.eps": 0.1, name: lr, "loss.ctc.reduction": reduction}
     cause = "the learning rate does not match eps and the loss reduction"
     if m.log.is_arcuate:  # the packaged recipe is a better source than another model's settings
-        return [
-            Cause(cause, unclear, "learning rate, eps and reduction of one packaged recipe", "coupling", {}, _FIRST)
-        ]
+        return [Cause(cause, unclear, "take all three from one packaged recipe", "coupling", {}, _FIRST)]
     return [make_cause("learning_rate", cause, unclear, official, f", as in recipe {dataset}-gru", score=_FIRST)]
 
 
 def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
-    """A larger learning rate, or a smaller eps where eps limits the updates and the learning rate is a usual one."""
+    """A higher learning rate, or a smaller eps if eps limits the updates and the learning rate is a usual one."""
     settings, packaged = m.log.settings, m.log.parent_settings
     peak = _peak_learning_rate(m)
     if peak is None or step.path is None:
@@ -300,7 +298,7 @@ def _updates_too_small(m: Measurements, step: StepSize) -> list[Cause]:
     if isinstance(packaged_peak, float) and peak < packaged_peak <= LARGE_STEP:
         higher = _with_lr(m, max(packaged_peak, _sufficient_lr(m, step)))
         score += 0.3
-    cause = "the learning rate is too low: the weights hardly move"
+    cause = "the learning rate is too low: the weights barely change"
     return [make_cause("learning_rate", cause, step.because, higher, score=score)]
 
 
@@ -370,8 +368,8 @@ def _plateaued(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     stuck = m.train_loss_trend is None or m.train_loss_trend > -LOSS_TREND
     too_regularised = make_cause(
         "regularisation",
-        "more regularisation than the model tolerates",
-        "training loss stays high as well" if stuck else "it limits what can be learnt",
+        "too much regularisation",
+        "training loss stays high as well" if stuck else "it limits how well the training data can be fitted",
         _less_regularisation(m),
         score=_SECOND if stuck else _FOURTH,
     )
@@ -408,13 +406,13 @@ def _larger_model(m: Measurements) -> dict[str, Any]:
 
 
 def _learning_rate_too_low(m: Measurements, step: StepSize, stuck: bool) -> list[Cause]:
-    """A higher learning rate for a plateau, unless the numbers speak against it."""
+    """A higher learning rate for a plateau, unless the measured step size rules it out."""
     if step.direction == "too_small":
         return _updates_too_small(m, step)
     if step.direction == "too_large" or step.rising:
         return [learning_rate_too_high(m, None, step)] if step.because else []
     peak = _peak_learning_rate(m)
-    because = "training loss is flat as well" if stuck else f"the level is far from that of other runs; {_COUPLED}"
+    because = "training loss is flat as well" if stuck else f"other runs reach a far lower error rate; {_COUPLED}"
     cause = "the learning rate is too low for eps, or decayed too early"
     if peak is None:
         return [Cause(cause, because, "four times the learning rate", "learning_rate_low", {}, _THIRD)]
@@ -470,10 +468,10 @@ def _too_short(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
 
 
 def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
-    """Advice for a healthy run, only with evidence from this run: what the guard changed, or a long run that memorises.
+    """Advice for a healthy run, only with evidence from this run: changes by the guard, or many epochs.
 
-    Heavy time masking gained 18 % of word errors after 250 epochs in the literature and slows down short runs, so it is
-    not advised for them.
+    Published results show 18 % fewer word errors from heavy time masking after 250 epochs. It slows down short runs, so
+    it is not suggested for them.
     """
     causes = []
     peak, scale = _peak_learning_rate(m), m.log.lr_scale
@@ -491,10 +489,10 @@ def _healthy(lead: Finding, m: Measurements, step: StepSize) -> list[Cause]:
     epochs = m.epochs
     if epochs is not None and epochs >= _LONG_TRAINING_EPOCHS and not m.log.settings.get("augment.time_masks.n_masks"):
         because = (
-            f"the run has {epochs:,.0f} epochs; heavy masks gave 18 % fewer word errors after 250 epochs in the"
-            " literature, and slow down short runs"
+            f"the run has {epochs:,.0f} epochs; published results show 18 % fewer word errors from heavy masking after"
+            " 250 epochs"
         )
-        causes.append(make_cause("masks", "the run may gain from time masks", because, _TIME_MASKS, score=_FOURTH))
+        causes.append(make_cause("masks", "time masks may improve the result", because, _TIME_MASKS, score=_FOURTH))
     return causes
 
 
@@ -511,7 +509,7 @@ _CAUSES: dict[str, Callable[[Finding, Measurements, StepSize], list[Cause]]] = {
 
 
 def _coupling(m: Measurements) -> list[Cause]:
-    """For a known recipe: learning rate, eps or reduction changed without the others."""
+    """Learning rate, eps or reduction changed without the others, relative to a known recipe."""
     return [
         Cause(
             "learning rate, eps and reduction no longer match",
@@ -530,7 +528,7 @@ def learning_rate_too_high(m: Measurements, step: int | None, size: StepSize) ->
     if lr:
         because = f"the learning rate was {lr:.3g}" + (f" at step {step:,}, the last good one" if step else "")
         early = m.n > 0 and m.best_step <= m.evaluations.steps[min(2, m.n - 1)]
-        lower = (0.1 if early else 0.5) * lr  # early: it may have been too high before
+        lower = (0.1 if early else 0.5) * lr  # if early, it may have been too high from the start
     else:
         because = size.because if size.direction == "too_large" else _COUPLED
         lower = peak / 4 if peak else 0.0
@@ -570,7 +568,7 @@ def _peak_of(schedule: Mapping[str, Any], peak: float) -> dict[str, float]:
 
 
 def _sufficient_lr(m: Measurements, size: StepSize) -> float:
-    """The learning rate at which weights can move far enough in a run of this length; at most a safe one."""
+    """Learning rate at which the weights can move far enough in a run of this length, limited to a safe value."""
     steps, peak = m.log.settings.get("train.steps") or 0, _peak_learning_rate(m)
     if not steps or peak is None:
         return 0.0
@@ -592,12 +590,12 @@ def _packaged_schedule(m: Measurements) -> tuple[dict[str, Any], float] | None:
     parts = {k.removeprefix("schedule."): v for k, v in packaged.items() if k.startswith("schedule.")}
     lengths = ("decay_steps", "cycle_steps", "hold_steps", "warmup_steps", "period", "every_steps")
     if kind == "step_decay" or any(parts.get(key) for key in lengths):
-        return None  # lengths in steps belong to the length of the packaged run
+        return None  # its lengths in steps only fit the packaged number of steps
     return {"schedule": {k: v for k, v in parts.items() if v is not None}}, peak
 
 
 def _with_lr(m: Measurements, value: float) -> dict[str, Any]:
-    """Settings of a new peak learning rate: all learning rates of the recipe scaled alike."""
+    """Settings of a new peak learning rate: all learning rates of the recipe are scaled by the same factor."""
     setting, peak = _peak_setting(m), _peak_learning_rate(m)
     value = _rounded(value)
     change: dict[str, Any] = {setting: value}

@@ -138,7 +138,7 @@ _PLANNED_KEYS = frozenset(
     " planned_steps steps max_iters n_steps".split()
 )
 _MAX_TEXT = 10_000
-_MAX_DEPTH = 3  # of mappings within a row or a configuration
+_MAX_DEPTH = 3  # levels of mappings within a row or a configuration
 
 
 @dataclass

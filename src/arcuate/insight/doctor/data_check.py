@@ -22,11 +22,11 @@ from arcuate.progress import Progress, counted, percent
 from arcuate.run import Run, RunLike, open_run
 
 _SEVERE = 0.05  # fraction of the training trials above which a fault can explain a failed run
-_MAX_BYTES = 2 << 30  # bins that are read; of larger stores a regular sample of the trials
+_MAX_BYTES = 2 << 30  # bins to read; larger stores are sampled, every n-th trial
 _DEAD_CHANNELS = 0.5  # fraction of constant channels that makes a trial dead
 _DEAD_TRIALS = 0.5  # fraction of dead trials that makes a session dead
 _CONTRADICTS = 0.5  # edit distance / length above which a label does not belong to its sentence
-_DECODES_WELL = 0.5  # median error rate of the training trials below which single high values are conspicuous
+_DECODES_WELL = 0.5  # median error rate of the training trials below which an outlier is suspicious
 _OUTLIER, _MIN_OUTLIER = 6.0, 0.6  # robust SDs above the median, and the error rate of a mislabelled trial
 _BETTER = 0.6  # ratio of error rates: the output of a trial fits the label of another one better
 _MAX_LISTED = 20  # trials whose ids are named
@@ -41,7 +41,7 @@ class DataFault:
     sentence: str
     remedy: str
     n_trials: int
-    share: float  # of the training trials
+    share: float  # fraction of the training trials
     trials: tuple[str, ...] = ()  # ids of the first affected trials
     severe: bool = False  # affects enough trials to explain a failed run
 
@@ -67,7 +67,7 @@ def check_data(
     """Search the store of a run for faults; `data` names the store if it was moved."""
     run = open_run(run)
     try:
-        store = Store.open(Path(data) if data is not None else Path(str(run.data().get("path", ""))))
+        store = Store.open(Path(data) if data is not None else run.store_path())
     except UserError as error:
         if data is not None or decode_training:
             raise
@@ -98,7 +98,7 @@ def _fault(
 
 
 def _note_excluded(train: Sequence[TrialInfo]) -> Iterator[str]:
-    """What preparation excluded; it is not part of the training."""
+    """Trials that `arcuate prepare` excluded from training."""
     reasons = Counter(flag for t in train if not t.usable for flag in t.flags)
     if reasons:
         listed = ", ".join(f"{reason} {n:,}" for reason, n in reasons.most_common())
@@ -113,7 +113,7 @@ def _check_bins(
     every = max(1, -(-n_bytes // _MAX_BYTES))
     scanned = used[::every]
     if every > 1:
-        notes.append(f"one of {every} training trials was read to check the bins")
+        notes.append(f"bins were checked in one of every {every} training trials")
     non_finite, dead = [], []
     for i, trial in enumerate(scanned, start=1):
         bins = store.read_bins(trial)
@@ -168,7 +168,7 @@ def _check_labels(run: Run, store: Store, used: Sequence[TrialInfo]) -> Iterator
 
 
 def contradicts_text(trial: TrialInfo, classes: Sequence[str]) -> bool:
-    """Whether the label of a trial differs from that of its sentence in more than half of its tokens."""
+    """Whether the label of a trial and the tokens of its sentence differ in more than half of the tokens."""
     of_text = sentence_tokens(trial.text or "", classes)
     if of_text is None:
         return False
@@ -192,10 +192,10 @@ def _check_copies(used: Sequence[TrialInfo]) -> Iterator[DataFault]:
             copies.append(trial)
         seen.add(trial.sha256)
     remedy = "remove the copies from the source, and prepare it again"
-    yield from _fault("duplicated trials", "are copies of another one", remedy, copies, len(used))
+    yield from _fault("duplicated trials", "are copies of another trial", remedy, copies, len(used))
 
 
-# Labels against the output of the model.
+# Comparison of labels with the output of the model.
 
 
 @dataclass(frozen=True)
@@ -240,14 +240,15 @@ def _check_results(
             f"no label contradicts the output of the model: {checked} decoded, median error rate {percent(middle)},"
             f" highest {percent(float(rates.max()))}"
         )
-    text = f"are decoded as something else than their label (median error rate {percent(middle)})"
+    text = f"are decoded as something other than their label (median error rate {percent(middle)})"
     for fault in _fault(
         "suspected labels", text, "check the labels of these trials against the recordings",
         [d.trial for d in suspects], len(decoded),
     ):  # fmt: skip
         if swapped:
             own, other = swapped[0]
-            extra = f"; the output of {counted(len(swapped), 'trial')} fits the label of another, {own} that of {other}"
+            n = counted(len(swapped), "trial")
+            extra = f"; the output of {n} fits the label of another, such as {own} that of {other}"
             fault = replace(fault, sentence=fault.sentence + extra)
         yield fault
 
@@ -260,7 +261,7 @@ def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo], classes: 
     try:
         label, hypothesis = (tuple(encode(map(str, names), classes)) for names in (reference, output))
     except (KeyError, ValueError, UserError):
-        return None  # of another alphabet
+        return None  # tokens of another alphabet
     return _Decoded(trial, label, hypothesis, Levenshtein.distance(label, hypothesis) / len(label))
 
 
@@ -278,7 +279,7 @@ def _note_sessions(decoded: Sequence[_Decoded], notes: list[str]) -> Iterator[Da
             affected = [d.trial for d in decoded if d.trial.session == session]
             yield from _fault(
                 "session without information",
-                f"belong to session {session}, which is decoded with an error rate of {percent(rate)}, others"
+                f"belong to session {session}, whose error rate is {percent(rate)}; the median session has"
                 f" {percent(middle)}",
                 f"inspect session {session}, or leave it out (data.sessions)", affected, len(decoded),
             )  # fmt: skip

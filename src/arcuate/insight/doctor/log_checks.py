@@ -1,6 +1,6 @@
-"""Causes that the rows of an arcuate run show directly, whatever the verdict: faults of the program or of its input.
+"""Causes that the rows of an arcuate run show directly under any verdict: faults of the program or of its input.
 
-No setting of the recipe repairs them, so they have no settings.
+They cannot be fixed by a setting of the recipe, so they have no settings.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def _off_schedule(m: Measurements) -> Iterator[Cause]:
         "the learning rate did not follow its schedule",
         f"from step {int(lr.steps[first]):,} it was {float(np.median(ratio[off])):.3g} times that of the recipe, up to"
         f" {float(lr.values[off].max()):.3g}",
-        "find what changes the learning rate outside the recipe; the recipe itself can be trained as it is",
+        "find the code that changes the learning rate; the recipe itself needs no change",
         "learning_rate",
         score=CERTAIN,
     )
@@ -87,7 +87,7 @@ def _repeated_data(m: Measurements) -> Iterator[Cause]:
     end = float(running_median(train.values)[-1])
     if end > 0 and float(val.values[-1]) > _GAP * end:
         yield Cause(
-            "the same few trials are used again and again",
+            "the same few trials are used repeatedly",
             f"training loss is {end:.2g} and validation loss {val.values[-1]:.2g} after {epochs:.1f} passes through the"
             " data, in which a model cannot memorise them",
             "check the order of the batches: every trial should occur once per pass",

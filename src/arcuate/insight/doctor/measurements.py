@@ -29,7 +29,7 @@ class Measurements:
 
     @property
     def epochs(self) -> float | None:
-        """Passes through the training data, if the number of trials in them is known."""
+        """Passes through the training data; None if the number of training trials is unknown."""
         if self.log.n_trials_seen and self.log.n_train:
             return self.log.n_trials_seen / self.log.n_train
         return None
@@ -116,7 +116,7 @@ class Measurements:
 
     @cached_property
     def late_progress(self) -> float:
-        """The fraction of all progress made in the last third; independent of the zero of a loss."""
+        """The fraction of all progress made in the last third; unaffected by a constant offset of the loss."""
         total = float(self.smoothed.max()) - self.best
         return (self.value_at(self.step_at(2 / 3)) - self.end) / total if total > 0 else 0.0
 
@@ -228,7 +228,7 @@ class Measurements:
 # Signs of an explosion: non-finite values, and jumps after which the error rate is worse.
 
 _JUMP = 10.0  # ratio that counts as a jump
-_MIN_JUMP_LOSS = 0.1  # of the initial loss: late in a good run single batches differ by a factor of ten
+_MIN_JUMP_LOSS = 0.1  # fraction of the initial loss; late in a good run single batches differ by a factor of ten
 _DAMAGE = 0.15  # relative rise of the error rate after a jump
 
 
@@ -241,7 +241,7 @@ class Instability:
 
 
 def non_finite_losses(log: TrainingLog) -> Instability | None:
-    """A loss or error rate that is not finite, or one on which the guard gave up."""
+    """A loss or error rate that is not finite, or a step that the guard stopped retrying."""
     evidence, steps = [], []
     quantities = (("training loss", log.train_loss), ("validation loss", log.val_loss), (log.error_name, log.per))
     for name, series in quantities:

@@ -16,6 +16,7 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
+from arcuate.hub import local_path
 from arcuate.insight.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
 from arcuate.insight.doctor.read_formats import (
     find_delimiter,
@@ -69,6 +70,7 @@ class LogFile:
 
 
 def read_logs(path: Path, allow_pickle: bool = False) -> LogFile:
+    path = local_path(path)
     if path.is_dir():
         return _read_folder(path, allow_pickle)
     if not path.exists():

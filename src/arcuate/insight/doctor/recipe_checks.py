@@ -1,7 +1,7 @@
 """Causes found in the recipe of an arcuate run: settings outside the range of runs that work, and changed settings.
 
-A setting is suspected if it lies outside the range of published and packaged recipes, more if it differs from the
-packaged recipe that the run is derived from, and more if it explains what the log shows.
+A setting is suspected if it lies outside the range of published and packaged recipes. Its score is higher if it differs
+from the packaged recipe that the run is derived from, and if it explains what the log shows.
 """
 
 import math
@@ -34,7 +34,7 @@ class Cause:
     cause: str
     because: str
     change: str  # in words, with settings as key=value
-    factor: str = ""  # what is at fault: learning_rate, eps, clipping, …
+    factor: str = ""  # learning_rate, eps, clipping, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # the settings of the change
     score: float = field(default=0.0, repr=False, compare=False)  # strength of the evidence in the recipe
 
@@ -42,14 +42,14 @@ class Cause:
 def make_cause(
     factor: str, cause: str, because: str, settings: Mapping[str, Any], words: str = "", score: float = 0.0
 ) -> Cause:
-    """A cause whose change is a set of settings, followed by words."""
+    """A cause whose change is a set of settings; `words` are appended to their description."""
     assignments = " ".join(f"{key}={to_yaml_line(value)}" for key, value in settings.items())
     return Cause(cause, because, f"{assignments}{words}", factor, settings, score)
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """The range of a setting in recipes that work, the value to return to, and what it explains outside."""
+    """The range of a setting in recipes that work, a default, and the symptoms that a value outside explains."""
 
     factor: str
     low: float | None
@@ -60,7 +60,7 @@ class _Limits:
     explains: tuple[str, ...] = (STUCK, SLOW)
 
 
-# Ranges of the official, published and packaged recipes that reach their level.
+# Ranges of the official, published and packaged recipes that reach their reported error rates.
 _LIMITS: dict[str, _Limits] = {
     "optimizer.weight_decay.weights": _Limits(
         "weight_decay", None, 0.1, 0.001, "weight decay pulls all weights towards zero faster than they are learnt"
@@ -83,7 +83,7 @@ _LIMITS: dict[str, _Limits] = {
     "front_end.smoothing.sd": _Limits("smoothing", None, 4.0, 2.0, "smoothing blurs neighbouring phonemes"),
     "front_end.patch.stride": _Limits("frame_rate", None, 6, 4, "there are too few frames for the phonemes of a trial"),
     "data.batching.batch_size": _Limits(
-        "batch_size", 4, None, 16, too_low="the gradient of so few trials is mostly noise",
+        "batch_size", 4, None, 16, too_low="the gradient of a batch this small is mostly noise",
         explains=(UNSTABLE, STUCK, SLOW),
     ),
     "train.clip_norm": _Limits(
@@ -93,7 +93,7 @@ _LIMITS: dict[str, _Limits] = {
     "loss.ctc.weight": _Limits("loss_weight", 0.1, 10.0, 1.0, "the loss is scaled up", "the loss is scaled down"),
 }  # fmt: skip
 
-# Settings whose change against the packaged recipe can explain a failure, and what is at fault.
+# Settings whose difference from the packaged recipe can explain a failure, and the factor they belong to.
 _FACTORS = {
     "optimizer.kind": "optimizer", "optimizer.eps": "eps", "optimizer.betas": "optimizer",
     "optimizer.momentum": "optimizer", "loss.ctc.reduction": "loss_reduction", "loss.ctc.zero_infinity": "precision",
@@ -110,7 +110,7 @@ _SCHEDULE_LENGTHS = ("warmup_steps", "warmup_fraction", "pct_start", "decay_step
 
 
 def check_recipe(m: Measurements, symptoms: frozenset[str], step: StepSize, provisional: bool = False) -> list[Cause]:
-    """Suspected settings, the most suspicious first; one cause per factor.
+    """Suspected settings, highest score first; one cause per factor.
 
     `provisional`: there are too few evaluations for a verdict, so weak suspicions are left out.
     """
@@ -165,7 +165,7 @@ def _out_of_range(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
 
 
 def _decades_outside(value: float, limits: _Limits) -> float:
-    """How far a value lies outside its range, in factors of ten; fractions by their distance to 1."""
+    """How far a value lies outside its range, in factors of ten; dropout as a fraction of the distance to 1."""
     if limits.high is not None and value > limits.high:
         if limits.factor == "dropout":
             return (value - limits.high) / (1 - limits.high)
@@ -185,7 +185,7 @@ def _score(m: Measurements, key: str, severity: float, explains: bool) -> float:
 
 
 def _compared(m: Measurements, key: str) -> str:
-    """The value of the packaged recipe, in words."""
+    """A clause with the value of the packaged recipe, if it differs."""
     packaged = m.log.parent_settings.get(key)
     if not m.log.parent or key not in m.log.parent_settings or packaged == m.log.settings.get(key):
         return ""
@@ -278,7 +278,7 @@ _MIN_BETA2 = 0.9
 
 
 def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
-    """Settings with a few values, one of which rarely works."""
+    """Categorical settings with a value that rarely works."""
     settings = m.log.settings
     unstable, weak = UNSTABLE in symptoms, bool(symptoms & {STUCK, SLOW})
     if settings.get("front_end.normalise") == "none" and m.log.parent_settings.get("front_end.normalise") != "none":
@@ -312,7 +312,7 @@ def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
         kind = settings["train.precision.kind"]
         because = f"{kind} rounds small updates away or overflows"
         change = {"train.precision.kind": "fp32"}
-        yield make_cause("precision", "half precision", because, change,
+        yield make_cause("precision", "half precision is used", because, change,
                          score=_score(m, "train.precision.kind", 0.3, True))  # fmt: skip
     stages = settings.get("stages") or []
     partial = [stage for stage in stages if stage.get("train") and "encoder" not in stage["train"]]
@@ -326,8 +326,9 @@ def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
             f"the second moment is averaged over {1 / (1 - betas[1]):.0f} steps; recipes that work have 50 or more"
         )
         change = {"optimizer.betas": packaged_value(m, "optimizer.betas", [0.9, 0.999])}
-        yield make_cause("optimizer", "Adam forgets the scale of the gradients too fast", because, change,
-                         score=_score(m, "optimizer.betas", 0.6, weak or unstable))  # fmt: skip
+        cause = "beta2 is too small, so Adam's estimate of the gradient scale is noisy"
+        score = _score(m, "optimizer.betas", 0.6, weak or unstable)
+        yield make_cause("optimizer", cause, because, change, score=score)
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,7 +358,7 @@ def _changed(m: Measurements, symptoms: frozenset[str], step: StepSize) -> Itera
         limits = _LIMITS.get(key)
         explains = not limits or bool(symptoms & set(limits.explains))
         because = f"{key} is {to_yaml_line(new)}, {to_yaml_line(old)} in {m.log.parent}"
-        cause = f"{key} was changed against the packaged recipe"
+        cause = f"{key} differs from the packaged recipe"
         yield make_cause(factor, cause, because, {key: old}, score=score if explains else 0.5 * score)
     kinds = settings.get("schedule.kind"), packaged.get("schedule.kind")
     if kinds[0] == kinds[1]:
@@ -368,7 +369,7 @@ def _changed(m: Measurements, symptoms: frozenset[str], step: StepSize) -> Itera
                 because = f"{name} is {to_yaml_line(new)}, {to_yaml_line(old)} in {m.log.parent}"
                 score = _CHANGED * 0.5 + _PER_DECADE * _change_size(new, old)
                 factor = "warmup" if key.startswith(("warmup", "pct")) else "schedule"
-                yield make_cause(factor, f"{name} was changed against the packaged recipe", because, {name: old},
+                yield make_cause(factor, f"{name} differs from the packaged recipe", because, {name: old},
                                  score=score)  # fmt: skip
 
 

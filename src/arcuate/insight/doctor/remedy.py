@@ -1,4 +1,4 @@
-"""`Remedy`: the changes of settings that a diagnosis suggests, as a recipe that extends the run's own; and its test.
+"""`Remedy`: the setting changes that a diagnosis suggests, as a recipe that extends that of the run.
 
 `write_remedy` writes the recipe, `try_remedy` trains it beside the run and compares the two.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from arcuate.insight.comparison import Comparison
     from arcuate.insight.doctor.diagnose import Diagnosis
 
-_WIDTH = 100  # of comments in the recipe
-# Of these only one is changed at a time, because each alone corrects the size of the updates.
+_WIDTH = 100  # line width of comments in the recipe
+# Only one of these is changed at a time, because each of them alone corrects the size of the updates.
 _STEP_SIZE = frozenset({"learning_rate", "eps", "clipping", "loss_reduction", "coupling"})
 _NO_RECIPE = (
     "the log of another trainer has no recipe to extend; a remedy can be written only for an arcuate run folder"
@@ -42,7 +42,7 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Changes of settings with a reason for each; none if nothing has to change, and `message` says why."""
+    """Setting changes with a reason for each; `message` states why if there are none."""
 
     verdict: str
     changes: tuple[SettingChange, ...] = ()
@@ -75,12 +75,12 @@ def make_remedy(diagnosis: "Diagnosis") -> Remedy:
         return Remedy(diagnosis.primary, message="the file contains several runs; diagnose each of them separately")
     if severe := [fault for fault in diagnosis.data_faults if fault.severe]:
         faults = "; ".join(fault.sentence for fault in severe)
-        message = f"the cause is in the data, which no setting repairs: {faults}"
+        message = f"the cause is in the data and cannot be fixed by a setting: {faults}"
         return Remedy(diagnosis.primary, message=message, run=run)
     chosen = _choose(diagnosis.causes)
     if not chosen:
         advice = f": {diagnosis.causes[0].cause}; {diagnosis.causes[0].change}" if diagnosis.causes else ""
-        message = f"no change of settings is indicated{advice}" if advice else "there is nothing to fix"
+        message = f"no setting change is suggested{advice}" if advice else "there is nothing to fix"
         return Remedy(diagnosis.primary, message=message, run=run)
     settings = diagnosis.log.settings if diagnosis.log else {}
     changes: dict[str, SettingChange] = {}
@@ -92,7 +92,7 @@ def make_remedy(diagnosis: "Diagnosis") -> Remedy:
         }
         if run is None or _is_valid(run, {**changes, **added}):
             changes |= added
-    message = "" if changes else "no valid change of settings is indicated"
+    message = "" if changes else "no valid setting change is suggested"
     return Remedy(diagnosis.primary, tuple(changes.values()), message, run)
 
 
@@ -109,7 +109,7 @@ def _choose(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def _overlaps(key: str, changes: Mapping[str, Any]) -> bool:
-    """Whether a change of the same setting, of a group that contains it, or of a part of it was already chosen."""
+    """Whether a change of the same setting, of a group that contains it, or of one of its parts was already chosen."""
     return any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in changes)
 
 
@@ -127,12 +127,12 @@ def write_remedy(remedy: Remedy, out: str | Path) -> Path:
     out = Path(out)
     check_remedy_file(out)
     if not remedy:
-        raise UserError(f"there is no remedy to write: {remedy.message}")
+        raise UserError(f"no remedy to write: {remedy.message}")
     if remedy.run is None:
         raise UserError(_NO_RECIPE)
     recipe_file = Run(remedy.run).recipe_file.resolve()
     write_text(out, remedy.to_yaml(os.path.relpath(recipe_file, out.resolve().parent)))
-    load_recipe(out)  # what was written can be trained
+    load_recipe(out)  # check that the written recipe is valid
     return out
 
 
@@ -142,7 +142,7 @@ def check_remedy_file(out: str | Path | None) -> None:
         return
     out = Path(out)
     if out.exists() or out.is_symlink():
-        raise UserError(f"{out} exists; name a new file for the remedy, it is not overwritten")
+        raise UserError(f"{out} exists and is not overwritten; choose a new file for the remedy")
     check_writable(out)
 
 
@@ -185,7 +185,7 @@ class TriedRemedy:
     """A remedy that was trained beside its run with the same data, seed and number of steps."""
 
     remedy: Remedy
-    run: Run  # of the remedy
+    run: Run  # trained with the remedy
     comparison: "Comparison"
 
     @property
@@ -212,7 +212,7 @@ def try_remedy(
     """Train the remedy with the budget of its run and compare both on the validation trials.
 
     `out` is the new run folder, by default RUN-remedy beside the run; it must not exist or be empty.
-    Changes of the length of the run are left out, because both runs get the same number of steps.
+    Changes to the length of the run are left out, because both runs get the same number of steps.
     """
     from arcuate.experiments.subprocess_train import train_in_subprocess
     from arcuate.insight.comparison import compare
@@ -224,8 +224,8 @@ def try_remedy(
     overrides = {key: v for key, v in remedy.overrides.items() if key not in ("train.steps", "train.validate_every")}
     if not overrides:
         reason = remedy.message or "it only changes the length of the run, and both runs get the same number of steps"
-        raise UserError(f"there is no remedy to try: {reason}")
-    store = Path(data) if data is not None else Path(str(run.data().get("path", "")))
+        raise UserError(f"no remedy to try: {reason}")
+    store = Path(data) if data is not None else run.store_path()
     tried = Run(Path(out) if out is not None else run.path.with_name(f"{run.name}-remedy"))
     check_run_folder(tried.path, can_resume=False)
     recipe = load_recipe(run.path, overrides)

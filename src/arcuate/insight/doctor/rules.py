@@ -17,8 +17,8 @@ from arcuate.progress import percent
 _FEW, _FEW_IN_WARMUP = 5, 6  # too few evaluations: n < 5, or n <= 6 in warm-up
 _FROZEN_HIGH = 0.5  # identical evaluations at this error rate or above mean a constant output
 _DEGRADED, _DEGRADED_BY = 0.15, 0.03  # relative and absolute rise of the error rate
-_LOSS_ROSE = 0.15  # of the validation loss above its minimum
-_RATE_ROSE = 0.03  # of the error rate above its best: more than the noise between evaluations
+_LOSS_ROSE = 0.15  # relative rise of the validation loss above its minimum
+_RATE_ROSE = 0.03  # relative rise of the error rate above its best; more than the noise between evaluations
 _FLAT, _FALLING = 0.03, 0.06  # relative gain over the last third of the run
 _FALLING_LATE = 0.03  # relative gain over the last fifth
 _HIGH_FLAT, _HIGH_DONE, _HIGH_FALLING = 1.3, 1.5, 1.4  # multiples of the reference level

@@ -1,9 +1,9 @@
-"""Whether the updates of a run were too small or too large, judged from logged numbers and the recipe.
+"""Whether the updates of a run were too small or too large, from the logged values and the recipe.
 
-A stuck run has two causes with opposite remedies. With Adam a weight moves by lr × g / (|g| + eps) per step, so its
-total path over a run is about the sum of the learning rates, damped where the gradient g is small against eps. Initial
-weights are of the order of 0.1: a path much shorter than that cannot learn anything; a single step of that size
-destroys what was learnt.
+A stuck run has two possible causes with opposite remedies. With Adam a weight moves by lr × g / (|g| + eps) per step,
+so its total path over a run is about the sum of the learning rates, damped where the gradient g is small relative to
+eps. Initial weights are of the order of 0.1: with a path much shorter than that nothing can be learnt, and a single
+step of that size destroys what was learnt.
 """
 
 import math
@@ -20,7 +20,7 @@ GOOD_PATH = 1.0  # path of the packaged and official recipes: 0.9 (tiny) to seve
 LARGE_STEP = 0.01  # learning rate of Adam, damping included, above which the recipes of this field diverge
 _TINY_RATIO, _HUGE_RATIO = 2e-5, 0.05  # norm of an update / norm of the weights
 _DAMPED = 0.3  # factor of eps on an update below which eps limits it
-_DEFAULT_PARAMETERS = 300_000  # if the folder does not state the number
+_DEFAULT_PARAMETERS = 300_000  # if the run folder does not state the number
 _HARD = 0.1  # clipping norm / gradient norm
 _RISING = 2.0  # ratio of late to early gradient norms
 _MOVED = 0.1  # relative rise of the training loss above its lowest level
@@ -30,7 +30,7 @@ Direction = Literal["too_small", "too_large", "unclear"]
 
 @dataclass(frozen=True)
 class StepSize:
-    """Direction in which the step size is wrong, and the numbers behind it."""
+    """Whether the step size is too small or too large, and the measurements that show it."""
 
     direction: Direction
     because: str = ""
@@ -69,7 +69,7 @@ def judge_step_size(m: Measurements) -> StepSize:
     if movement > _MOVED:
         return judged("too_large", f"training loss rose by {100 * movement:.0f} % above its lowest level")
     if damping < _DAMPED:
-        return judged("too_small", f"training loss hardly moves{eps_text}")
+        return judged("too_small", f"training loss barely changes{eps_text}")
     return judged("unclear", "")
 
 
@@ -87,7 +87,10 @@ def gradients_rise(m: Measurements) -> bool:
 
 
 def _damping(m: Measurements, clip: bool = True) -> tuple[float, str]:
-    """Factor of eps on the update of a typical weight, and the numbers in words; `clip`: of clipped gradients."""
+    """Factor by which eps scales the update of a typical weight, and a clause that states it.
+
+    With `clip` the gradient is clipped first, as in training.
+    """
     settings = m.log.settings
     eps, norms = settings.get("optimizer.eps"), m.log.grad_norm.finite.values
     if not isinstance(eps, float) or not len(norms) or settings.get("optimizer.kind") == "sgd":
@@ -100,7 +103,7 @@ def _damping(m: Measurements, clip: bool = True) -> tuple[float, str]:
     if damping >= _DAMPED:
         return damping, ""
     return damping, (
-        f", because eps {eps:g} exceeds the typical gradient of a weight, {gradient:.1g}, and scales updates by"
+        f", because eps {eps:g} exceeds the typical gradient per weight, {gradient:.1g}, and scales updates by"
         f" {damping:.2g}"
     )
 
@@ -120,11 +123,11 @@ def _path(lr: Series, damping: float) -> float | None:
 
 
 def _movement(loss: Series) -> float | None:
-    """How far the training loss ended above its lowest level, relative to it."""
+    """Rise of the training loss from its lowest level to its end, relative to the lowest level."""
     loss = loss.finite
     if len(loss) < 6:
         return None
     level = running_median(loss.values, 5)
     lowest = float(level.min())
-    end = min(float(level[-1]), float(np.median(loss.values[-3:])))  # of a falling loss, the last value
+    end = min(float(level[-1]), float(np.median(loss.values[-3:])))  # for a falling loss, the last value
     return end / lowest - 1 if lowest > 0 else None

@@ -73,7 +73,7 @@ class TrainingLog:
     planned: int | None = None
     planned_because: str = ""
     reported_finished: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, if known: dotted path to value
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the recipe, if known: dotted path to value
     parent: str | None = None  # packaged recipe that the recipe is derived from
     parent_settings: Mapping[str, Any] = field(default_factory=dict)
     run_path: Path | None = None
@@ -90,7 +90,7 @@ class TrainingLog:
     is_arcuate: bool = False  # no published reference applies unless the data are the published ones
     notes: tuple[str, ...] = ()
     incidents: tuple[str, ...] = ()  # interventions of the guard, in sentences
-    non_finite_steps: tuple[int, ...] = ()  # no finite loss was logged, or the guard gave up on the step
+    non_finite_steps: tuple[int, ...] = ()  # no finite loss was logged, or the guard stopped retrying the step
     skipped_steps: tuple[int, ...] = ()  # steps with a non-finite loss that the guard skipped
     blank_since: int | None = None  # from here on the output was almost only blanks, by its own statistics
 

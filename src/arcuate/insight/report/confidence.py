@@ -32,21 +32,21 @@ def confidence_section(data: RunData) -> ConfidenceSection | None:
     ranking = (
         ""
         if auroc is None
-        else f"; a right word has a higher confidence than a wrong one in {percent(auroc)} of pairs (AUROC)"
+        else f"; a correct word has a higher confidence than an incorrect one in {percent(auroc)} of pairs (AUROC)"
     )
     lead = (
-        f"Confidence is the probability that a decoded word is right. Over {count(n)} words it differs from the share"
-        f" of right words by {percent(ece)} on average (ECE){ranking}. {_accepted_text(measured)}"
+        f"Confidence is the probability that a decoded word is correct. Over {count(n)} words it differs from the"
+        f" share of correct words by {percent(ece)} on average (ECE){ranking}. {_accepted_text(measured)}"
     )
     return ConfidenceSection(lead, tuple(_figures(reliability, risk)))
 
 
 def _accepted_text(measured: Mapping[str, Any]) -> str:
-    share, right = (finite_number(measured.get(name)) for name in ("accepted_share", "accepted_accuracy"))
-    promised = finite_number(measured.get("promised"))
-    if share is None or right is None or promised is None:
+    share, accuracy = (finite_number(measured.get(name)) for name in ("accepted_share", "accepted_accuracy"))
+    target = finite_number(measured.get("target_accuracy", measured.get("promised")))  # name in earlier versions
+    if share is None or accuracy is None or target is None:
         return ""
-    return f"{percent(share)} of the words are accepted, {percent(right)} of them right; promised {percent(promised)}."
+    return f"{percent(share)} of the words are accepted, {percent(accuracy)} of them correct; target {percent(target)}."
 
 
 def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
@@ -56,8 +56,8 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     chart = curves.line_chart(
         [diagonal, found],
         share,
-        title="Share of right words by confidence",
-        label="Reliability diagram: " + ", ".join(f"{x:.0%} confidence {y:.0%} right" for x, y in reliability),
+        title="Accuracy of words by confidence",
+        label="Reliability diagram: " + ", ".join(f"{x:.0%} confidence {y:.0%} correct" for x, y in reliability),
         x_title="confidence, %",
         dots=True,
     )

@@ -284,7 +284,7 @@ def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:
 # Example decodings, with every error marked by a symbol as well as a colour.
 
 _N_EACH = 4  # trials of each kind
-_MAX_TOKENS = 200  # of one decoding
+_MAX_TOKENS = 200  # tokens shown of one decoding
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class RunData:
     validation: Mapping[str, tuple[Mapping[str, Any], ...]]  # the same by split
     results: Results | None
     other_results: tuple[tuple[str, Mapping[str, Any]], ...]  # name, summary
-    words: WordResults | None = None  # of the same split as the results, if it was decoded
+    words: WordResults | None = None  # words of the same split as the results, if it was decoded
 
     def setting(self, path: str) -> Any:
         """A setting of the recipe by its dotted path; None if the recipe lacks it."""

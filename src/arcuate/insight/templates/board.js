@@ -190,7 +190,7 @@
         await overlay();
       }
     } catch (error) {
-      byId("status").textContent = "The server does not answer; the table may be out of date.";
+      byId("status").textContent = "The server does not respond; the table may be out of date.";
     }
     setTimeout(poll, POLL_MS);
   };

@@ -27,7 +27,7 @@ class MixResult:
     weights: tuple[float, ...]
     tuning: "TunedWeights | None" = None
     held_out: str | None = None  # text that the weights were tuned on
-    perplexity: float | None = None  # of the mixed model on it
+    perplexity: float | None = None  # perplexity of the mixed model on that text
 
     def to_dict(self) -> dict[str, Any]:
         result = self.info.to_dict() | {"weights": list(self.weights)}
@@ -53,7 +53,7 @@ def mix_models(
 ) -> MixResult:
     """Interpolate models into one model file, with the given weights or weights tuned on held-out text."""
     if len(models) < 2:
-        raise UserError("name at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
+        raise UserError("give at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
     if (tune is None) == (not weights):
         raise UserError("give either held-out text with --tune or one --weight per model")
     path = Path(path)
@@ -88,8 +88,8 @@ class TunedWeights:
     """Interpolation weights found by expectation maximisation."""
 
     weights: tuple[float, ...]
-    perplexity: float  # of the held-out text under the interpolation, word by word
-    single: tuple[float | None, ...]  # of each model alone, over the words in its vocabulary
+    perplexity: float  # perplexity of the held-out text under the interpolation, word by word
+    single: tuple[float | None, ...]  # perplexity of each model alone, over the words in its vocabulary
     n_tokens: int  # words and sentence ends in the vocabulary of at least one model
 
 

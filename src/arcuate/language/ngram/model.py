@@ -260,7 +260,7 @@ def open_output(path: Path, force: bool) -> Iterator[BinaryIO]:
 def check_can_write(path: Path, force: bool, *inputs: Path | str) -> None:
     """Check before the work that `path` can be written and is neither an input nor, without `force`, a file."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file for the model")
+        raise UserError(f"{path} is a folder; give a file for the model")
     check_writable(path, *inputs)
     if (path.is_file() or (path.is_symlink() and not path.exists())) and not force:
         raise UserError(f"{path} exists; add --force to replace it or choose another name")
@@ -354,7 +354,7 @@ def _read_metadata(meta: Any, path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
         raise damaged(path, "its header names a different format")
     if meta.get("version") != str(VERSION):
-        raise UserError(f"{path} has format version {meta.get('version')}; this arcuate reads {VERSION}")
+        raise UserError(f"{path} has format version {meta.get('version')}; this version of arcuate reads {VERSION}")
     try:
         metadata = json.loads(meta["about"])
     except (KeyError, TypeError, ValueError, RecursionError):

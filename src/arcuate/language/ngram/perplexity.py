@@ -89,7 +89,7 @@ class Leakage:
 
     n_sentences: int
     n_in_training_text: int
-    share: float  # of the evaluation sentences
+    share: float  # fraction of the evaluation sentences
 
 
 def measure_leakage(model: LanguageModel, sentences: Sequence[str]) -> Leakage | None:
@@ -124,10 +124,10 @@ class TextScore:
     oov_rate: float | None
     perplexity: float | None  # over known words and sentence ends
     perplexity_with_oov: float | None  # unknown words at the probability of <unk>
-    log10_prob: float  # of known words and sentence ends
+    log10_prob: float  # log10 probability of known words and sentence ends
     oov_words: tuple[str, ...]  # the most frequent ones
     n_in_training_text: int | None  # sentences; None if the model does not store them
-    perplexity_unseen: float | None  # of the other sentences
+    perplexity_unseen: float | None  # perplexity of the other sentences
     leakage: Leakage | None = None
     leakage_requested: bool = False
 

@@ -88,6 +88,7 @@ function showFinal(event, silent = false) {
   showReference(event.alignment);
   refreshTip();
   showErrorRate(event.running);
+  showEstimate(event.estimate);
   if (silent) return;
   byId("announce").textContent = event.text;
   if (!event.cut) speak(event.text);
@@ -100,6 +101,15 @@ function showErrorRate(running) { // over all sentences with a reference since t
   byId("error-rate").title = `${running.n_errors} errors in ${running.n_words} words of ${running.n_sentences} sentences`;
 }
 
+function showEstimate(estimate) { // of the latest sentences, without references
+  if (!estimate) return;
+  const [rate, low, high] = [estimate.error_rate, estimate.low, estimate.high].map((share) => Math.round(100 * share));
+  byId("estimate").hidden = false;
+  byId("estimated").textContent = `${rate} % (${low}–${high})`;
+  byId("estimate").title = `Estimated from the model's certainty in the last ${estimate.n_trials} sentences, with a 90 % interval; ` +
+    `${(100 * estimate.reference.error_rate).toFixed(1)} % on ${estimate.reference.n_trials} labelled trials.`;
+}
+
 function moveToHistory() { // moves the last sentence
   if (!lastFinal) return;
   const line = make("li");
@@ -108,12 +118,21 @@ function moveToHistory() { // moves the last sentence
     line.append(node, " ");
   }
   const list = byId("history");
-  const atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8; // else someone is reading further up
   list.append(line);
   while (list.children.length > HISTORY) list.firstChild.remove();
-  if (atEnd) list.scrollTop = list.scrollHeight;
+  showEndOfHistory();
   lastFinal = null;
 }
+
+let followsEnd = true; // else someone is reading further up
+function showEndOfHistory() {
+  const list = byId("history");
+  if (followsEnd) list.scrollTop = list.scrollHeight;
+}
+byId("history").addEventListener("scroll", ({ target: list }) => {
+  followsEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8;
+});
+new ResizeObserver(showEndOfHistory).observe(byId("history")); // a long sentence leaves it less height
 
 function showReference(alignment) {
   const box = byId("reference");

@@ -51,11 +51,11 @@ def open_replay(
     `data` is a store, by default the one that the run was trained on.
     """
     if data is None and is_export(run):
-        raise UserError(f"{run} does not contain recordings; name a store to replay with --data")
+        raise UserError(f"{run} does not contain recordings; give a store to replay with --data")
     if data is None and not Run(run).environment_file.is_file():
-        raise UserError(f"{run} does not record what it was trained on; name a store with --data")
+        raise UserError(f"{run} does not record its training store; give a store with --data")
     trained_on = _trained_on(run, decoder)
-    store = Store.open(Path(data or str(trained_on.get("path", ""))))
+    store = Store.open(Path(data) if data else Run(run).store_path())
     store.check_trained_on(trained_on)
     if store.n_channels != decoder.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")

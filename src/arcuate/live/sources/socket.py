@@ -97,6 +97,6 @@ class BinReceiver:
             else:
                 item = _parse_mark(str(text), session.decoder.check_session)
             if not session.put(item, wait=False):
-                raise UserError("decoding is behind and these bins were dropped; send them more slowly")
+                raise UserError("these bins were dropped because decoding lags behind; send them more slowly")
         except UserError as error:
             await socket.send_text(to_json_line({"type": "rejected", "message": str(error)}))

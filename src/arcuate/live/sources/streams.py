@@ -123,7 +123,7 @@ def connect(url: str) -> Any:
         client.ping()
     except redis.RedisError as error:
         raise UserError(
-            f"no Redis server answers at {redact_url(url)} ({error}); start one or change --redis"
+            f"no Redis server responds at {redact_url(url)} ({error}); start one or change --redis"
         ) from None
     return client
 

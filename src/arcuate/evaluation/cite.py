@@ -1,14 +1,13 @@
-"""What to cite for a run: the software, the data set, and the papers of the methods that its recipe uses."""
+"""References to cite for a run: the software, the data set, and the papers of the methods that its recipe uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arcuate import __version__
-from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.run import Run, RunLike, open_run
+from arcuate.training.config import read_config
 
-_SOFTWARE = f"Arcuate, version {__version__}: intracortical recordings of attempted speech to text."
+_SOFTWARE = "Arcuate, version {version}: intracortical recordings of attempted speech to text."
 _DATA = {
     "b2t25": (
         "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."
@@ -21,6 +20,10 @@ _DATA = {
     "falcon-h2": (
         "Karpowicz BM, Ye J, Fan C, et al. Few-shot Algorithms for Consistent Neural Decoding (FALCON) Benchmark."
         " NeurIPS Datasets and Benchmarks (2024). Data: doi:10.48324/dandi.000950"
+    ),
+    "handwriting": (
+        "Willett FR, Avansino DT, Hochberg LR, Henderson JM, Shenoy KV. High-performance brain-to-text communication"
+        " via handwriting. Nature 593:249–254 (2021). Data: doi:10.5061/dryad.wh70rxwmv"
     ),
     "corp": (
         "Fan C, Hahn N, Kamdar F, et al. Plug-and-play stability for intracortical brain-computer interfaces:"
@@ -38,6 +41,11 @@ _METHODS = {
     "transformer": "Vaswani A, Shazeer N, Parmar N, et al. Attention is all you need. NeurIPS (2017).",
     "intermediate": "Lee J, Watanabe S. Intermediate loss regularization for CTC-based speech recognition."
     " ICASSP (2021).",
+    "consistency": "Yao Z, Kang W, Yang X, et al. CR-CTC: consistency regularization on CTC for improved speech"
+    " recognition. ICLR (2025).",
+    "distillation": "Hinton G, Vinyals O, Dean J. Distilling the knowledge in a neural network."
+    " arXiv:1503.02531 (2015).",
+    "speed": "Ko T, Peddinti V, Povey D, Khudanpur S. Audio augmentation for speech recognition. Interspeech (2015).",
     "masks": "Park DS, Chan W, Zhang Y, et al. SpecAugment. Interspeech (2019).",
 }  # fmt: skip
 
@@ -66,11 +74,12 @@ def cite(run: RunLike) -> Citations:
     """References to cite when results of a run are published."""
     opened = open_run(Path(run))
     data = opened.data()
-    references = [Citation("software", _SOFTWARE)]
+    version = opened.environment().get("arcuate") or "unknown"  # that trained the run
+    references = [Citation("software", _SOFTWARE.format(version=version))]
     layout, simulated = data.get("layout"), bool(data.get("simulated"))
     note = ""
     if simulated:
-        note = "the run was trained on simulated data, so no data set has to be cited"
+        note = "the run was trained on simulated data, so there is no data set to cite"
     elif layout in _DATA:
         references.append(Citation("data", _DATA[str(layout)]))
     else:
@@ -79,10 +88,13 @@ def cite(run: RunLike) -> Citations:
 
 
 def _method_references(run: Run) -> list[Citation]:
-    recipe: Recipe = run_recipe(run)
+    recipe = read_config(run)
     used = ["ctc"] if recipe.loss.ctc.weight > 0 else []
     used += ["rnnt"] if recipe.transducer.enabled and recipe.loss.rnnt.weight > 0 else []
     used += [recipe.encoder.kind] if recipe.encoder.kind in _METHODS else []
     used += ["intermediate"] if recipe.loss.intermediate.active_layers else []
+    used += ["consistency"] if recipe.loss.consistency.weight > 0 else []
+    used += ["distillation"] if recipe.loss.distillation.teacher and recipe.loss.distillation.weight > 0 else []
+    used += ["speed"] if recipe.augment.speed_change > 0 else []
     used += ["masks"] if recipe.augment.time_masks.n_masks or recipe.augment.feature_masks.n_masks else []
     return [Citation(name, _METHODS[name]) for name in used]

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from arcuate.experiments.cite import cite
+from arcuate.evaluation.cite import cite
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -1,0 +1,319 @@
+"""Ingredients of a recipe one at a time and together, at equal CPU seconds: which of them `tiny-best` is made of.
+
+python benchmarks/best_recipe.py --out runs/best --cohort choose --seeds 5 [--arms NAME …]
+python benchmarks/best_recipe.py --out runs/best --cohort report --seeds 5 --arms tiny tiny-best
+python benchmarks/best_recipe.py --out runs/best --table
+
+Two simulated cohorts: settings are chosen on one (`choose`) and reported on another with another seed, difficulty and
+number of channels (`report`). The budget of a training is the CPU time that `tiny` needs for its own 600 steps. A step
+of every arm is timed beforehand, in CPU time of one thread and in turn with a step of `tiny`; an arm whose steps cost
+twice as much trains half as many, with a schedule of that length. Teachers and pretraining count. Every training is
+scored once, at its end, on all val and test trials.
+
+Each finished training adds a line to OUT/results.jsonl and is not repeated, so the command can be stopped at any time.
+Seeds are the outer loop. The table gives differences from `tiny` with 95 % intervals from the variances between trials
+and between seeds (evaluation/significance.py), and p-values adjusted by Holm within a cohort.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from arcuate.data.batching import PlannedBatches, make_plan
+from arcuate.data.prepare import prepare_store
+from arcuate.data.selection import select
+from arcuate.data.simulation import simulate
+from arcuate.data.store import Store
+from arcuate.decoding.heads import Head
+from arcuate.evaluation.significance import Arm as Errors
+from arcuate.evaluation.significance import difference, holm
+from arcuate.evaluation.trials import decode_trials
+from arcuate.experiments.recipe import load_recipe
+from arcuate.experiments.train import build_model, train
+from arcuate.files import append_jsonl, read_json, read_jsonl, write_json
+from arcuate.models.io import load_model
+from arcuate.run import Run
+from arcuate.training.distillation import load_teacher
+from arcuate.training.environment import Distributed
+from arcuate.training.state import TrainingState
+from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step
+
+COHORTS: dict[str, dict[str, Any]] = {
+    "choose": {"n_sessions": 5, "n_trials": 200, "n_electrodes": 32, "difficulty": "real", "seed": 1001},
+    "report": {"n_sessions": 4, "n_trials": 250, "n_electrodes": 48, "difficulty": "hard", "seed": 2002},
+}
+BUDGET_STEPS = 600  # of `tiny`
+N_TIMED = 8
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One recipe: a packaged one, and changes to it."""
+
+    changes: tuple[str, ...] = ()
+    recipe: str = "tiny"
+    teacher: tuple[str, ...] | None = None  # changes of a teacher's recipe, which is trained first
+    teacher_share: float = 0.4  # of the budget
+    pretrain_share: float = 0.0  # of the budget, on masked bins of all trials, without labels
+    align_share: float = 0.0  # of the budget, for fine-tuning on the alignment at the end
+    head: Head = "ctc"
+
+
+MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
+CR = "loss.consistency.weight=%g"
+PRETRAINING = (
+    *("reconstruction.enabled=true", "loss.ctc.weight=0", "data.unlabelled=true"),
+    "augment.time_masks={n_masks: 6, max_bins: 40}",
+)
+TRANSDUCER = ("transducer.enabled=true", "transducer.width=128", "loss.rnnt.weight=0.5")
+SSM = ("stages=[]", "transducer.enabled=false", "mode.enabled=false", "denoiser.enabled=false")
+
+ARMS: dict[str, Arm] = {
+    "tiny": Arm(),
+    # The ingredients, one at a time.
+    "cr-ctc": Arm((CR % 0.2,)),
+    "cr-ctc, masks": Arm((CR % 0.2, MASKS % (10, 0.05))),
+    "cr-ctc, masks, batch 8": Arm((CR % 0.2, MASKS % (10, 0.05), "data.batching.batch_size=8")),
+    "masks 10 x 5 %": Arm((MASKS % (10, 0.05),)),
+    "masks 20 x 7.5 %": Arm((MASKS % (20, 0.075),)),
+    "masks 4 x 10 bins": Arm(("augment.time_masks={n_masks: 4, max_bins: 10}",)),
+    "intermediate ctc": Arm(("loss.intermediate.layers=[1]",)),
+    "ema 0.98": Arm(("ema.decay=0.98",)),
+    "ema 0.995": Arm(("ema.decay=0.995",)),
+    "speed 10 %": Arm(("augment.speed_change=0.1",)),
+    "channel dropout 10 %": Arm(("augment.channel_dropout=0.1",)),
+    "transducer, both heads": Arm(TRANSDUCER, head="both"),
+    "alignment, last fifth": Arm(align_share=0.2),
+    "distilled": Arm((), teacher=("encoder.bidirectional=true",)),
+    "distilled, delay 2": Arm(("loss.distillation.delay=2",), teacher=("encoder.bidirectional=true",)),
+    "pretrained, a fifth": Arm(pretrain_share=0.2),
+    "session rank 8": Arm(("front_end.session_layer.rank=8",)),
+    "session rank 8, from previous": Arm(
+        ("front_end.session_layer.rank=8", "front_end.session_layer.from_previous=true")
+    ),
+    # Optimisation and architecture.
+    "lr 0.01": Arm(("schedule.peak_lr=0.01",)),
+    "batch 8, lr 0.006": Arm(("data.batching.batch_size=8", "schedule.peak_lr=0.006")),
+    "batch 8, lr 0.006, weak noise": Arm(
+        (
+            *("data.batching.batch_size=8", "schedule.peak_lr=0.006", "augment.white_noise_sd=0.2"),
+            *("encoder.dropout=0.1", "front_end.session_layer.dropout=0.0"),
+        )
+    ),
+    "lr 0.006": Arm(("schedule.peak_lr=0.006",)),
+    "batch 8": Arm(("data.batching.batch_size=8",)),
+    "batch 32": Arm(("data.batching.batch_size=32", "schedule.peak_lr=0.006")),
+    "stride 6": Arm(("front_end.patch.stride=6",)),
+    "patch 20": Arm(("front_end.patch.bins=20",)),
+    "gru 192 x 1": Arm(("encoder.width=192", "encoder.depth=1")),
+    "gru 96 x 3": Arm(("encoder.width=96", "encoder.depth=3")),
+    "dropout 0.1": Arm(("encoder.dropout=0.1", "front_end.session_layer.dropout=0.0")),
+    "noise 0.8": Arm(("augment.white_noise_sd=0.8",)),
+    "noise 0.2": Arm(("augment.white_noise_sd=0.2",)),
+    "layer norm": Arm(("front_end.session_layer.layer_norm=true",)),
+    "weight decay 0.1": Arm(("optimizer.weight_decay.weights=0.1",)),
+    "ssm": Arm(SSM, recipe="mode-ssm-small"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cohort", choices=sorted(COHORTS), default="choose")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--arms", nargs="+", help="default: all that are defined in this file")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.table:
+        names = args.arms or list(ARMS)
+        if unknown := [name for name in names if name not in ARMS]:
+            sys.exit(f"unknown arm {unknown[0]!r}; choose from {', '.join(ARMS)}")
+        store = make_cohort(args.out, args.cohort)
+        for seed in range(args.seeds):
+            for name in names:
+                run_arm(args.out, args.cohort, store, name, seed)
+    for cohort in COHORTS:
+        print(table([row for row in read_results(args.out) if row["cohort"] == cohort], cohort))
+
+
+def make_cohort(out: Path, name: str) -> Path:
+    store = out / name / "store"
+    if not (out / name / "complete").exists():
+        shutil.rmtree(out / name, ignore_errors=True)
+        simulate(out / name / "source", **COHORTS[name])
+        prepare_store(out / name / "source", store)
+        (out / name / "complete").touch()
+    return store
+
+
+def read_results(out: Path) -> list[dict[str, Any]]:
+    file = out / "results.jsonl"
+    return list(read_jsonl(file)) if file.is_file() else []
+
+
+def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
+    """Train and score one arm, unless its line exists."""
+    if any((r["cohort"], r["arm"], r["seed"]) == (cohort, name, seed) for r in read_results(out)):
+        return
+    arm, work = ARMS[name], out / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    started = time.process_time()
+    steps, changes = plan(out, cohort, store, name, work, seed)
+    parent = f"{work / 'pretrained'}@last" if arm.pretrain_share else None
+    n_parameters = train_one(arm.recipe, store, work / "run", [*arm.changes, *changes], steps, seed, parent)
+    cpu_seconds = time.process_time() - started
+    errors, lengths = score(work / "run", store, arm.head)
+    append_jsonl(
+        out / "results.jsonl",
+        {
+            **{"cohort": cohort, "arm": name, "seed": seed, "steps": steps, "n_parameters": n_parameters},
+            **{"cpu_seconds": round(cpu_seconds, 1), "errors": errors, "lengths": lengths},
+        },
+    )
+    rate = sum(errors) / sum(lengths)
+    print(f"{cohort}, {name}, seed {seed}: {steps} steps, {cpu_seconds:.0f} CPU s, PER {rate:.2%}", flush=True)
+
+
+def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int) -> tuple[int, list[str]]:
+    """Number of steps of an arm, and changes that depend on it; trains its teacher, or pretrains it."""
+    arm, changes, budget = ARMS[name], [], float(BUDGET_STEPS)
+    if arm.teacher is not None:
+        cost = step_cost(out, cohort, store, f"teacher {arm.teacher}", Arm(arm.teacher))
+        n_steps = round(arm.teacher_share * budget / cost)
+        train_one("tiny", store, work / "teacher", arm.teacher, n_steps, seed)
+        budget *= 1 - arm.teacher_share
+        changes.append(f"loss.distillation.teacher={work / 'teacher'}@last")
+    if arm.pretrain_share:
+        cost = step_cost(out, cohort, store, f"{name}, pretraining", arm, PRETRAINING)
+        n_steps = round(arm.pretrain_share * budget / cost)
+        train_one(arm.recipe, store, work / "pretrained", [*arm.changes, *PRETRAINING], n_steps, seed)
+        budget *= 1 - arm.pretrain_share
+    cost = step_cost(out, cohort, store, name, arm, changes)
+    if not arm.align_share:
+        return round(budget / cost), changes
+    aligned = step_cost(out, cohort, store, f"{name}, fine-tuning", arm, ("loss.alignment.weight=1",))
+    first, second = round((1 - arm.align_share) * budget / cost), round(arm.align_share * budget / aligned)
+    stages = (
+        f"{{name: ctc, steps: {first}, losses: {{ctc: 1}}, schedule: continue}}",
+        f"{{name: align, steps: {second}, losses: {{ctc: 0.5, alignment: 0.5}}, schedule: continue}}",
+    )
+    return first + second, [f"stages=[{', '.join(stages)}]"]
+
+
+def step_cost(out: Path, cohort: str, store: Path, name: str, arm: Arm, more: Sequence[str] = ()) -> float:
+    """CPU time of a step relative to a step of `tiny`; measured once and stored, so that all seeds train equally long.
+
+    Both take steps in turn, on the same batches, and the ratio is that of the medians.
+    """
+    file = out / "costs.json"
+    costs = read_json(file) if file.is_file() else {}
+    key = f"{cohort}, {name}"
+    if key not in costs:
+        if arm == ARMS["tiny"]:
+            return 1.0
+        steppers = [make_stepper(store, "tiny", ()), make_stepper(store, arm.recipe, (*arm.changes, *more))]
+        seconds = [[step(i) for step in steppers] for i in range(N_TIMED + 1)][1:]
+        own, other = (statistics.median(s[k] for s in seconds) for k in (1, 0))
+        write_json(file, {**costs, key: own / other, f"{key}, CPU s per step": own})
+        costs = read_json(file)
+    return float(costs[key])
+
+
+def make_stepper(data: Path, name: str, changes: Sequence[str]) -> Any:
+    """A function that takes a training step on batch i and returns its CPU seconds per trial of `tiny`'s batch."""
+    store, recipe = Store.open(data), load_recipe(name, list(changes))
+    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+    own = make_plan(selection.train, recipe.data.batching, recipe.data.seed)
+    batches = PlannedBatches(store, selection.train, own, selection.sessions, recipe.front_end.statistics_spec, (0, 1))
+    model = build_model(recipe, store, selection).train()
+    state = TrainingState(model, recipe, Run(Path("unused")), "fp32")
+    state.teacher = load_teacher(recipe.loss.distillation, model.config, torch.device("cpu"))
+    encode = partial(encode_for_training, model)
+
+    def step(i: int) -> float:
+        batch = batches[i]
+        started = time.process_time()
+        compute_gradients(state, encode, [batch], torch.device("cpu"), Distributed())
+        apply_update(state)
+        finish_step(state)
+        # Batches differ in the lengths of their trials: relative to the bins of this one.
+        mean = statistics.mean(own.n_bins) * recipe.data.batching.batch_size
+        return (time.process_time() - started) * mean / sum(batch.lengths)
+
+    return step
+
+
+def train_one(
+    recipe: str, store: Path, run: Path, changes: Sequence[str], steps: int, seed: int, parent: str | None = None
+) -> int:
+    settings = [
+        *changes,
+        f"train.steps={steps}",
+        f"train.validate_every={steps}",  # once, at the end: nothing is selected
+        f"train.checkpoint_every={steps}",
+        f"train.seed={seed}",
+        f"data.seed={seed}",
+        "runtime.threads=1",
+    ]
+    return train(recipe, store, run, overrides=settings, parent=parent).n_parameters
+
+
+def score(run: Path, data: Path, head: Head) -> tuple[list[int], list[int]]:
+    """Errors and reference lengths of all val and test trials with labels."""
+    store, model = Store.open(data), load_model(run / "checkpoints" / "last")
+    trials = [t for t in store.trials if t.split in ("val", "test") and t.tokens]
+    scores = [r.score for r in decode_trials(model, store, trials, head=head)]
+    return [s.errors for s in scores if s is not None], [s.length for s in scores if s is not None]
+
+
+def table(rows: Sequence[dict[str, Any]], cohort: str) -> str:
+    """PER of every arm and its difference from `tiny`, over the seeds that both have."""
+    by_arm: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by_arm.setdefault(row["arm"], {})[row["seed"]] = row
+    base = by_arm.pop("tiny", None)
+    if base is None:
+        return f"\n{cohort}: no results yet"
+    found = []
+    for name, runs in by_arm.items():
+        seeds = sorted(base.keys() & runs.keys())
+        if not seeds:
+            continue
+        first, second = (
+            Errors(np.array([part[s]["errors"] for s in seeds]), np.array(part[seeds[0]]["lengths"], dtype=float))
+            for part in (base, runs)
+        )
+        found.append((name, len(seeds), runs[seeds[0]], first, second, difference(first, second)))
+    adjusted = holm([f[-1].p for f in found])
+    rate = np.mean([sum(r["errors"]) / sum(r["lengths"]) for r in base.values()])
+    lines = [
+        f"\n{cohort}: tiny {100 * rate:.2f} % ({len(base)} seeds, {base[min(base)]['n_parameters']:,} parameters)\n",
+        "| arm | steps | seeds | PER | ratio to tiny | difference (95 % interval) | p, Holm |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (name, n_seeds, run, first, second, found_difference), p in sorted(
+        zip(found, adjusted, strict=True), key=lambda f: f[0][4].rate / f[0][3].rate
+    ):
+        d = found_difference
+        interval = f"{100 * d.estimate:+.2f} ({100 * d.low:+.2f} to {100 * d.high:+.2f})"
+        lines.append(
+            f"| {name} | {run['steps']} | {n_seeds} | {100 * second.rate:.2f} % | {second.rate / first.rate:.2f} |"
+            f" {interval} | {p:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""`arcuate push` and `arcuate load`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arcuate.cli.app import Json, ModelPath, app
+from arcuate.cli.console import emit_json, err, out, print_table, progress
+from arcuate.errors import UserError
+
+
+@app.command()
+def push(
+    run: ModelPath,
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="Repository ORG/NAME; created if it is missing.")],
+    checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    licence: Annotated[str | None, typer.Option("--license", help="Licence in the card, such as cc-by-4.0.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files and sizes; upload nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Upload a model and its card to the Hugging Face Hub, after listing the files and asking."""
+    from arcuate.experiments.push import plan_push, upload
+
+    plan = plan_push(run, repository, checkpoint=checkpoint, private=private, licence=licence)
+    if not as_json:
+        rows = [(file.name, f"{file.n_bytes:,}") for file in plan.files]
+        print_table(("file", "bytes"), rows, title=plan.summary(), right=("bytes",))
+    if not (dry_run or yes):
+        if as_json or not sys.stdin.isatty():
+            raise UserError(f"nothing was uploaded: {plan.summary()} needs --yes; --dry-run lists the files")
+        err.print("Upload these files? [y/N] ", end="", markup=False)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UserError("nothing was uploaded")
+    result = upload(plan, dry_run=dry_run)
+    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True, markup=False)
+
+
+@app.command()
+def load(
+    name: Annotated[str, typer.Argument(metavar="hf:ORG/NAME", help="Model on the Hugging Face Hub.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; default: main.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to write; default: in the cache.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a model from the Hugging Face Hub. Every command also takes hf:ORG/NAME[@REVISION] in place of a run."""
+    from arcuate.hub import download
+
+    with progress("downloading") as report:
+        result = download(name, revision=revision, to=to, progress=report)
+    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True, markup=False)

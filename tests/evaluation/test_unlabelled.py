@@ -1,0 +1,137 @@
+"""Estimates of the error rate without labels."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arcuate.adaptation import evaluate as adaptation
+from arcuate.data.store import Store
+from arcuate.errors import UserError
+from arcuate.evaluation import unlabelled
+from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.unlabelled import (
+    MEASURES,
+    ErrorReference,
+    estimate_error,
+    make_reference,
+    measure_trial,
+    read_reference,
+)
+from arcuate.experiments.train import train
+from arcuate.run import Run
+
+
+def frames(path: list[int], certainty: float, n_classes: int = 5) -> np.ndarray:
+    """Log-probabilities of frames whose best classes are `path`, with this probability."""
+    rest = (1 - certainty) / (n_classes - 1)
+    probabilities = np.full((len(path), n_classes), rest)
+    probabilities[np.arange(len(path)), path] = certainty
+    return np.log(probabilities)
+
+
+def test_measures_of_a_trial() -> None:
+    log_probs = frames([0, 1, 1, 0, 2, 0, 2, 3], 0.9)
+    log_probs[1] = frames([1], 0.6)[0]  # the token's other frame is more certain
+    found = measure_trial(log_probs)
+    assert found.n_tokens == 4  # 1, 2, 2, 3
+    assert found.token_peak == pytest.approx(np.log(0.9))
+    assert found.peak == pytest.approx((7 * np.log(0.9) + np.log(0.6)) / 8)
+    assert found.token_rate == pytest.approx(np.log(4.5 / 8))
+    flat = measure_trial(np.log(np.full((6, 5), 0.2)))
+    assert flat.entropy == pytest.approx(1.0)
+    assert flat.entropy > found.entropy > measure_trial(frames([0, 1, 2], 0.999)).entropy
+
+
+def test_extreme_frames_are_measured() -> None:
+    assert measure_trial(np.zeros((0, 5))).n_tokens == 0
+    certain = np.where(np.eye(5)[[0, 1]] > 0, 0.0, -np.inf)
+    values = measure_trial(certain)
+    assert all(np.isfinite(getattr(values, name)) for name in MEASURES)
+    assert measure_trial(frames([0, 0, 0], 0.9)).n_tokens == 0
+
+
+def test_estimate_is_the_reference_for_equal_trials_and_higher_for_less_certain_ones() -> None:
+    rng = np.random.default_rng(0)
+    paths = [rng.integers(0, 5, 40).tolist() for _ in range(12)]
+    known = [(measure_trial(frames(path, 0.95)), 4, 40) for path in paths]
+    reference = make_reference(known)
+    assert reference is not None and reference.error_rate == pytest.approx(0.1)
+    same = estimate_error([evidence for evidence, _, _ in known], reference)
+    assert same is not None and same.error_rate == pytest.approx(0.1)
+    assert 0 < same.low < same.error_rate < same.high < 1
+    worse = [estimate_error([measure_trial(frames(p, c)) for p in paths], reference) for c in (0.9, 0.7, 0.5)]
+    rates = [w.error_rate for w in worse if w is not None]
+    assert same.error_rate < rates[0] < rates[1] < rates[2]
+
+
+def test_too_few_trials_give_no_estimate() -> None:
+    one = measure_trial(frames([0, 1, 2], 0.9))
+    assert make_reference([(one, 1, 3)] * 2) is None
+    assert make_reference([(one, 0, 0)] * 5) is None
+    reference = make_reference([(one, 0, 3)] * 5)
+    assert reference is not None and estimate_error([one, one], reference) is None
+    found = estimate_error([one] * 3, reference)
+    assert found is not None and 0 < found.error_rate < 0.01  # no error in the reference
+
+
+def test_the_reference_is_read_from_the_results(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert read_reference(run) is None
+    file = run.results_file("val", ending="json")
+    file.parent.mkdir()
+    file.write_text(json.dumps({"per": 0.1}))
+    assert read_reference(run) is None  # results of an earlier version
+    reference = ErrorReference(0.1, 20, tuple(float(i) for i in range(len(MEASURES))))
+    file.write_text(json.dumps({"error_reference": reference.to_dict()}))
+    assert read_reference(run) == reference
+    for damage in ({"means": [1.0]}, {"error_rate": "x"}, {"means": None}, {"n_trials": float("nan")}):
+        file.write_text(json.dumps({"error_reference": {**reference.to_dict(), **damage}}))
+        with pytest.raises(UserError, match="error_reference is damaged"):
+            read_reference(run)
+
+
+def test_the_fitted_constants_fit_the_measures() -> None:
+    assert len(unlabelled.WEIGHTS) == len(MEASURES)
+    assert unlabelled.LOWER > 0 and unlabelled.UPPER > 0
+
+
+@pytest.fixture(scope="module")
+def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run"
+    small = ["encoder.width=16", "train.steps=3", "data.batching.batch_size=4"]
+    train("tiny", cohort_store, path, overrides=small)
+    return path
+
+
+def hide_labels(store: Path, split: str) -> Store:
+    opened = Store.open(store)
+    hidden = (replace(t, tokens=None, text=None) if t.split == split else t for t in opened.trials)
+    opened.trials = tuple(hidden)
+    opened.check_unchanged = lambda *_: None  # the hashes include the labels
+    return opened
+
+
+def test_evaluation_estimates_what_it_cannot_measure(run: Path, cohort_store: Path) -> None:
+    labelled = evaluate(run)
+    assert labelled.estimate is None and labelled.error_reference is not None
+    assert labelled.error_reference.error_rate == pytest.approx(min(labelled.per or 0.0, 1.0))
+    assert read_reference(Run(run)) == labelled.error_reference
+    found = evaluate(run, data=hide_labels(cohort_store, "val"), label="hidden")
+    assert found.per is None and found.error_reference is None
+    estimate = found.estimate  # of the same trials as the reference
+    assert estimate is not None and estimate.error_rate == pytest.approx(labelled.error_reference.error_rate, abs=0.003)
+    assert "PER needs labels\nestimated PER without labels" in found.summary()
+    stored = json.loads(found.results_file.with_suffix(".json").read_text())
+    assert stored["estimate"]["n_trials"] == estimate.n_trials == found.metrics.n_trials
+
+
+def test_sessions_without_labels_are_estimated_one_by_one(run: Path, cohort_store: Path, monkeypatch) -> None:
+    hidden = hide_labels(cohort_store, "test")
+    monkeypatch.setattr(adaptation, "open_store", lambda source, data: hidden)
+    found = adaptation.evaluate_adaptation(run, "none", split="test")
+    assert found.metrics.per is None and all(s.estimate is not None for s in found.sessions)
+    assert found.summary().count("estimated PER") == len(found.sessions)
+    assert json.loads(json.dumps(found.to_dict()))["sessions"][0]["estimate"]["n_trials"] > 0
