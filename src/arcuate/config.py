@@ -541,12 +541,7 @@ class Change:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    # Sections that are equal are not converted: the board compares thousands of pairs of recipes.
-    names = (
-        {name for name in type(a).model_fields if getattr(a, name) != getattr(b, name)} if type(a) is type(b) else None
-    )
-    trees = (s.model_dump(mode="json", by_alias=True, include=names) for s in (a, b))
-    before, after = ({k: v for k, v in tree.items() if k not in ignore} for tree in trees)
+    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
     return list(_changes("", before, after))
 
 

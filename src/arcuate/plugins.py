@@ -77,7 +77,8 @@ def load_component(group: str, kind: str) -> Any:
                 f"no {GROUPS[group]} is named {kind!r}; installed are {known}, or give an import path such as"
                 " mylab.models:ConvNet"
             )
-        return _load(found, kind)
+        with _without_current_folder():
+            return _load(found, kind)
     package = kind.partition(":")[0].partition(".")[0]
     if _trusted.get():
         allow_code(package)
@@ -89,6 +90,22 @@ def load_component(group: str, kind: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it does not shadow an installed package
     return _load(EntryPoint(kind, kind, f"arcuate.{group}"), kind)
+
+
+@contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Import installed packages as if the program had been started elsewhere.
+
+    The folder of a project is often called like the package in it. Started beside it with `python -m`, Python would
+    take that folder for a namespace package, and not find the package that is installed from it.
+    """
+    kept = sys.path[:]
+    here = {"", os.getcwd()}
+    sys.path[:] = [path for path in kept if path not in here]
+    try:
+        yield
+    finally:
+        sys.path[:] = kept
 
 
 def _load(found: EntryPoint, kind: str) -> Any:

@@ -82,6 +82,18 @@ def test_nwbinspector_finds_nothing_critical(small: Store, tmp_path: Path) -> No
     assert not severe, severe
 
 
+@pytest.mark.parametrize("layout", ["nwb", "falcon-h2"])
+def test_simulated_files_satisfy_the_schema(layout: str, tmp_path: Path) -> None:
+    from pynwb import validate
+
+    simulate(tmp_path / "sim", layout=layout, n_sessions=1, n_trials=4, n_electrodes=4)
+    files = sorted((tmp_path / "sim").rglob("*.nwb"))[:2]
+    assert files and not any(validate(path=str(file)) for file in files)
+    inspector = pytest.importorskip("nwbinspector", reason="nwbinspector is not installed")
+    found = [m for file in files for m in inspector.inspect_nwbfile(nwbfile_path=str(file))]
+    assert not [m for m in found if m.importance.name in ("ERROR", "PYNWB_VALIDATION", "CRITICAL")]
+
+
 def test_an_export_is_described(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
     found = describe_file(file)

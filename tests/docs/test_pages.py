@@ -25,6 +25,7 @@ from support.forking import arcuate
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
+    ROOT / "docs" / "board.md",
     *(p for folder in ("tutorials", "how-to") for p in sorted((ROOT / "docs" / folder).glob("*.md"))),
 ]
 STEPS = "train.steps=12 train.log_every=4"

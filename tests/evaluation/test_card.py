@@ -105,6 +105,9 @@ def test_training_evaluation_and_decoding_write_the_card(cohort_store: Path, tmp
     first = read_card(run / "MODEL_CARD.md")
     assert "Not evaluated yet. Lowest PER during training" in first and "simulated-data" in metadata(run)["tags"]
     assert str(tmp_path) not in first and str(cohort_store) not in first
+    (run / "MODEL_CARD.md").unlink()  # killed before it was written
+    train("tiny", cohort_store, run, overrides=small, resume=True)
+    assert read_card(run / "MODEL_CARD.md") == first
     evaluate(run)
     assert [m["type"] for m in metadata(run)["model-index"][0]["results"][0]["metrics"]] == ["per"]
     decode(run, lm=GOLDEN / "words.alm", lexicon=GOLDEN / "lexicon.txt")

@@ -120,14 +120,16 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
     assert not decoder.decodes_words and decoder.adaptation is None
 
 
-def test_the_live_server_decodes_with_the_file(folder: Path) -> None:
+@pytest.mark.parametrize("words", [True, False], ids=["words", "phonemes, recorded"])
+def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, words: bool) -> None:
     pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
     from arcuate.live.serve import prepare_server
     from arcuate.live.server import _model_info
 
-    server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0)
+    options: dict = {} if words else {"lm": None, "record": tmp_path / "record", "record_session": "t15.2023.08.11"}
+    server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0, **options)
     live = server.live
-    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == 87
+    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == (87 if words else 0)
     finals: list[dict] = []
     done = threading.Event()
 
@@ -146,7 +148,11 @@ def test_the_live_server_decodes_with_the_file(folder: Path) -> None:
     assert done.wait(60)
     live.session.stop()
     expected = next(e for e in json.loads((GOLDEN / "export.json").read_text()) if e["id"] == info.id)
-    assert finals[0]["text"] == expected["text"]
+    if words:
+        assert finals[0]["text"] == expected["text"]
+        assert len(finals[0]["words"]) > 0 == len(finals[0]["confidences"])  # the file is of an earlier version
+    else:
+        assert finals[0]["words"] == [CLASSES[token] for token in expected["tokens"]]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_pushed_run_is_loaded_with_equal_outputs(run: Path, hub: Hub) -> None:
 
 def test_a_downloaded_run_is_evaluated_on_a_store(run: Path, hub: Hub) -> None:
     push(run, "lab/t15")
+    assert write_card("hf:lab/t15").n_results == 1  # the results of the run are still those of its checkpoint
     found = evaluate("hf:lab/t15", data=GOLDEN / "store")
     assert found.per == pytest.approx(json.loads((run / "results/val.json").read_text("utf-8"))["per"])
     with pytest.raises(UserError, match="does not record where its store is"):
@@ -100,7 +101,7 @@ def test_nothing_personal_is_uploaded(run: Path, hub: Hub, monkeypatch: pytest.M
     facts |= {"parent": "/home/alice/runs/parent@best", "command": ["train", "--data", "/home/alice/secret/store"]}
     environment_file.write_text(json.dumps(facts), "utf-8")
     recipe = (run / "recipe.yaml").read_text("utf-8").replace("notes: ''", "notes: 'from /home/alice/runs/old run'")
-    (run / "recipe.yaml").write_text(recipe, "utf-8")
+    (run / "recipe.yaml").write_text(recipe + "compare_with: ../alice/secret/earlier\n", "utf-8")
     commit = push(run, "lab/t15").commit
     files = hub.repositories["lab/t15"].commits[str(commit)]
     assert all(b"alice" not in content and b"secret" not in content for content in files.values())
@@ -221,6 +222,14 @@ def test_without_a_token_or_a_server(run: Path, hub: Hub, monkeypatch: pytest.Mo
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(UserError, match=r"cannot reach http://127\.0\.0\.1:1"):
         arcuate.load("hf:lab/t15")
+
+
+def test_without_the_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for action in (lambda: arcuate.load("hf:lab/t15"), lambda: push(run, "lab/t15")):
+        with pytest.raises(UserError, match=r"pip install 'arcuate\[hub\]'"):
+            action()
+    assert push(run, "lab/t15", dry_run=True).dry_run and write_card(run).path.is_file()
 
 
 def test_code_in_a_downloaded_model_is_not_imported(run: Path, hub: Hub, tmp_path: Path) -> None:

@@ -111,6 +111,19 @@ def test_gru_equals_torch(bidirectional, depth):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_dropout_of_the_gru_on_a_gpu_is_drawn_by_torch(bidirectional, monkeypatch):
+    """cuDNN's own dropout has a state that `torch.manual_seed` does not reset: a resumed run would differ."""
+    encoder = GRU(GRUSettings(width=5, depth=2, bidirectional=bidirectional, dropout=0.5), Patch(bins=2, stride=1), 3)
+    bins, n_frames = torch.randn(3, 9, 3), torch.tensor([8, 1, 5])
+    monkeypatch.setattr(encoder.gru, "forward", lambda *args: pytest.fail("all layers in one call, with dropout"))
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(encoder.train()._forward_torch(bins, n_frames, encoder.start(3), (), (8, 1, 5))[0])
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
 def test_gru_with_lengths_equals_torch_packed(monkeypatch):
     torch.manual_seed(0)
     encoder = GRU(GRUSettings(width=5, depth=2, bidirectional=True), Patch(bins=2, stride=1), 3).double().eval()

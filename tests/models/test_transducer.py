@@ -31,6 +31,7 @@ from arcuate.models.config import (
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
+from arcuate.models.transducer import LSTMPredictor
 from arcuate.run import Run, open_run
 from arcuate.training.step import EncodeModule, outputs_from_tensors
 
@@ -241,3 +242,17 @@ def test_at_least_one_loss_needs_weight():
     with pytest.raises(UserError, match="nothing would be learnt"):
         load_recipe("tiny", ["loss.ctc.weight=0", "transducer.enabled=true", "loss.rnnt.weight=0"])
     assert load_recipe("tiny", ["loss.ctc.weight=0", "transducer.enabled=true"]).loss.rnnt.weight == 1
+
+
+def test_dropout_of_the_lstm_on_a_gpu_is_drawn_by_torch() -> None:
+    """cuDNN's own dropout has a state that `torch.manual_seed` does not reset: a resumed run would differ."""
+    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=3, dropout=0.5)
+    predictor, x = LSTMPredictor(settings, 7), torch.randn(2, 5, 6)
+    predictor.eval()
+    torch.testing.assert_close(predictor._forward_by_layer(x), predictor.lstm(x)[0])
+    predictor.train()
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(predictor._forward_by_layer(x))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])

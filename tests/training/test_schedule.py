@@ -163,6 +163,9 @@ def test_ineffective_settings_are_reported() -> None:
     found = find_ineffective_settings(plateau, False, "cpu")
     assert ["plateau" in line or "tf32" in line for line in found] == [True, True]
     assert not list(find_ineffective_settings(load_recipe("tiny"), False, "cpu"))
+    for name, expected in (("b2t25-gru", 1), ("mode-ssm", 1), ("b2t25-transformer", 0)):
+        compiled = load_recipe(name, ["runtime.compile=true"])
+        assert sum("compile" in line for line in find_ineffective_settings(compiled, True, "cuda")) == expected
 
 
 def test_eps_that_leaves_no_updates_is_reported() -> None:

@@ -178,7 +178,9 @@ StorePath = Annotated[Path, typer.Option("--data", help="Prepared store.")]
 
 # --- Decoding --------------------------------------------------------------------------------------------
 
-ScoresPath = Annotated[Path, typer.Argument(help="Run folder, exported model (.arcx), or frame scores (.npz).")]
+ScoresPath = Annotated[
+    Path, typer.Argument(help="Run folder, hf:ORG/NAME, exported model (.arcx), or frame scores (.npz).")
+]
 LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
 LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
 ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
@@ -209,7 +211,7 @@ AddedWords = Annotated[
 # --- Live decoding ---------------------------------------------------------------------------------------
 
 ModelPath = Annotated[
-    Path, typer.Argument(help="Run folder, exported model (.arcx), or model folder of `arcuate import`.")
+    Path, typer.Argument(help="Run folder, exported model (.arcx), model folder of `arcuate import`, or hf:ORG/NAME.")
 ]
 NoWords = Annotated[bool, typer.Option("--no-words", help="Phonemes only: no lexicon, no language model.")]
 ReplayedStore = Annotated[Path | None, typer.Option("--data", help="Store to replay; default: that of the run.")]

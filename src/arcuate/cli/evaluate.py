@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder, or model folder written by `arcuate import`.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, model folder written by `arcuate import`, or hf:ORG/NAME.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.", autocompletion=complete_from(*SPLITS))] = "val",
     data: Annotated[
         Path | None, typer.Option(help="Store to evaluate on; default: the store of the training run.")
@@ -181,3 +181,8 @@ def print_adaptation(result: "AdaptationResult") -> None:
         print_table((*names, *numbers), rows, title=f"PER by session ({result.provenance.split})", right=numbers)
     out.print(result.summary(), soft_wrap=True)
     say(f"one line per trial in {result.results_file}")
+    if new := [row.session for row in result.sessions if not row.known]:
+        say(
+            "where sentences can be copied, calibration lowers the error rate further:"
+            f" arcuate calibrate RUN --session {new[-1]} --sentences 20"
+        )

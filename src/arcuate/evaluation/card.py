@@ -112,21 +112,28 @@ def write_card(run: RunLike, *, licence: str | None = None, force: bool = False)
     return CardResult(opened.card_file, card.metadata["license"], "simulated-data" in card.metadata["tags"], n_results)
 
 
-def refresh_card(run: Run) -> None:
-    """Write the card after training or evaluation. A problem is a warning: the results are complete without it."""
+def refresh_card(run: Run, name: str | None = None) -> None:
+    """Write the card after training or evaluation. Another file of the run that is damaged is a warning.
+
+    `name` is the name of the model, if the folder has a temporary one.
+    """
     try:
         if _is_foreign(run.card_file):
             logger.info(f"{run.card_file} was not written by arcuate and is left as it is")
             return
-        write_text(run.card_file, describe_run(run).markdown())
-    except (UserError, OSError) as error:
+        text = describe_run(run, name=name).markdown()
+    except UserError as error:
         logger.warning(f"the model card was not written: {error}; write it with: arcuate card {run.path}")
+        return
+    write_text(run.card_file, text)
 
 
-def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None, address: str = "PATH") -> ModelCard:
+def describe_run(
+    run: Run, checkpoint: str = "best", licence: str | None = None, address: str = "PATH", name: str | None = None
+) -> ModelCard:
     """The card of a run; the metadata list the results of this checkpoint, the text lists all.
 
-    `address` stands in the example of use.
+    `address` stands in the example of use; `name` is by default that of the folder.
     """
     if licence is not None and not _LICENCE.fullmatch(licence):
         raise UserError(
@@ -136,7 +143,8 @@ def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None,
     model = read_json(folder / "model.json")
     environment = run.environment() if run.environment_file.is_file() else {}
     data = environment.get("data")
-    facts = _Facts(run, folder, model, environment, data if isinstance(data, dict) else {})
+    data = data if isinstance(data, dict) else {}
+    facts = _Facts(_plain(name or run.name), run, folder, model, environment, data)
     kept_licence, own_text = _read_own_parts(run.card_file)
     results = [*_read_results(facts), *_read_calibration(facts)]
     chosen = licence or kept_licence or UNKNOWN_LICENCE
@@ -150,6 +158,7 @@ def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None,
 class _Facts:
     """Files of a run as plain values: no component of the model is imported to describe it."""
 
+    name: str
     run: Run
     checkpoint: Path
     model: Mapping[str, Any]
@@ -157,8 +166,11 @@ class _Facts:
     data: Mapping[str, Any]
 
     @property
-    def name(self) -> str:
-        return _plain(self.run.name)
+    def checkpoint_names(self) -> set[str]:
+        """Name of the checkpoint in results: that of its folder and, where it is not in a run, that of its step."""
+        state = self.checkpoint / "state.json"
+        step = read_json(state).get("step") if state.is_file() else None
+        return {_plain(self.checkpoint.name)} | ({f"step-{step:08d}"} if isinstance(step, int) else set())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -282,7 +294,7 @@ def _caveat(split: str, values: Mapping[str, Any]) -> str:
 
 def _metadata(facts: _Facts, results: Sequence[_Result], licence: str) -> dict[str, Any]:
     dataset, name = facts.dataset
-    own = [r for r in results if r.checkpoint == _plain(facts.checkpoint.name) and not r.label]
+    own = [r for r in results if r.checkpoint in facts.checkpoint_names and not r.label]
     tags = ["brain-computer-interface", "intracortical", "speech", "brain-to-text", _plain(facts.encoder.get("kind"))]
     metadata: dict[str, Any] = {
         "library_name": "arcuate",

@@ -256,12 +256,12 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
             return None
         result, finished = replace(plan.setup, curve=tuple(points)), Run(temporary / "last")
         write_json(finished.calibration_file, result.to_dict())
+        refresh_card(finished, path.name)
         # The run folder contains nothing but the lock, which is held and moves along.
         plan.setup.run.lock_file.rename(finished.lock_file)
         finished.path.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    refresh_card(plan.setup.run)
     return result
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
+from arcuate.decoding.exported.graph_check import OPERATORS
 from arcuate.decoding.exported.read import (
     FORMAT,
     LANGUAGE_MODEL,
@@ -184,7 +185,15 @@ def write_export(
     if head != "ctc" and search is not None and model.config.classes != search.classes:
         raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     index = None if session is None else model.config.sessions.index(session)
+    if model.config.settings.front_end.custom is not None:
+        raise UserError("a model with a front-end step of its own (front_end.custom) cannot be exported")
     graphs = build_graphs(model, index, int8, transducer=head != "ctc")
+    if unknown := {node.op_type for node in graphs.frame.model.graph.node} - OPERATORS:
+        kind = model.config.settings.encoder.kind
+        raise UserError(
+            f"the encoder {kind} cannot be exported: it uses the operator {min(unknown)}, which exported models do not"
+            " support; use the run folder instead"
+        )
     layout = describe_layout(model)
     if session is not None:
         layout = replace(layout, sessions=(session,))

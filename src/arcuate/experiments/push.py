@@ -158,7 +158,10 @@ def _run_files(run: Run, name: HubName, checkpoint: str, licence: str | None) ->
     files = [PushedFile(part, folder / part) for part in ("model.json", "model.safetensors", "state.json")]
     files = [file for file in files if isinstance(file.content, Path) and file.content.is_file()]
     if run.recipe_file.is_file():
-        recipe = yaml.safe_dump(_publishable(run.recipe_tree()), sort_keys=False, allow_unicode=True, width=100)
+        tree = run.recipe_tree()
+        if isinstance(tree.get("compare_with"), str):  # a run here, by name or path
+            tree["compare_with"] = Path(tree["compare_with"]).name or None
+        recipe = yaml.safe_dump(_publishable(tree), sort_keys=False, allow_unicode=True, width=100)
         files.append(PushedFile("recipe.yaml", recipe.encode()))
     if run.environment_file.is_file():
         environment = run.environment()

@@ -371,6 +371,8 @@ def _train(
         if training.is_finished:
             if distributed.is_main:
                 logger.info(f"{setup.run.path} is complete: {training.step} steps")
+                if not setup.run.card_file.exists():  # killed before it was written
+                    refresh_card(setup.run)
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)

@@ -89,7 +89,7 @@ def make_falcon_decoder(
             """Bins outside of trials are not decoded."""
 
         def on_done(self, dones: np.ndarray) -> str:
-            return falcon_text(self.decoder.finish(), self.decoder.engine.model.config.classes)
+            return falcon_text(self.decoder.finish(), self.decoder.layout.classes)
 
     return FalconDecoder()
 

@@ -156,7 +156,7 @@ def prepare_server(
     if folder is not None:
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
-        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.engine.model.config.classes)
+        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
     reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
     return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)

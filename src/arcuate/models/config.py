@@ -330,7 +330,7 @@ class RuntimeSettings(Settings):
 
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
     device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA if available.")
-    compile: bool = Field(False, description="Compile the model with torch.compile (CUDA only).")
+    compile: bool = Field(False, description="Compile the blocks of a Transformer with torch.compile (CUDA only).")
     cudnn_benchmark: bool = Field(False, description="cuDNN kernels chosen by timing (CUDA only); not reproducible.")
     tf32: bool = Field(False, description="TF32 for float32 matrix products (CUDA only).")
 

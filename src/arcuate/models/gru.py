@@ -155,12 +155,17 @@ class GRU(Encoder):
         layers: Collection[int],
         known_lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """torch's kernels: all layers in one call, or layer by layer if inner outputs are requested."""
+        """torch's kernels: all layers in one call, or layer by layer for dropout and if inner outputs are requested.
+
+        cuDNN draws the dropout between its layers from a state of its own that `torch.manual_seed` does not reset
+        (pytorch/pytorch#104697), so a resumed run would differ from an uninterrupted one.
+        """
         x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         lengths = None
         if self.settings.bidirectional and n_frames is not None:
             lengths = n_frames.cpu() if known_lengths is None else torch.tensor(known_lengths)
-        if not layers:
+        drops = self.training and self.settings.dropout > 0 and self.settings.depth > 1
+        if not layers and not drops:
             if lengths is None:
                 frames, state = self.gru(x, state.contiguous())
             else:

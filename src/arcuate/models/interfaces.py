@@ -1,6 +1,6 @@
 """Types that connect the model to its encoders, to the losses and to the searches."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -54,6 +54,10 @@ class Encoder(nn.Module):
         `lengths` are the frame counts on the host, where some kernels need them.
         """
         raise NotImplementedError
+
+    def blocks_to_compile(self) -> Iterable[nn.Module]:
+        """Repeated parts that runtime.compile compiles; their inputs are tensors and sizes only."""
+        return ()
 
 
 def require_causal(causal: bool) -> None:

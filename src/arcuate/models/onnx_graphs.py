@@ -25,6 +25,7 @@ from arcuate.models.front_end import FrontEnd
 from arcuate.models.gru import GRU
 from arcuate.models.mode import SpeakingMode
 from arcuate.models.model import Model
+from arcuate.models.onnx_trace import trace_step
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import LSTMPredictor, StatelessPredictor, Transducer
 from arcuate.models.transformer import Transformer, relative_position_buckets
@@ -347,14 +348,11 @@ def _mode(g: _Graph, bins: str, mode: SpeakingMode, delay: int) -> str:
 def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
     g = _Graph("frame", int8)
     patch, n_channels = model.config.settings.front_end.patch, model.config.n_channels
-    bins = g.reshape(g.input("patch", (patch.bins, n_channels)), 1, patch.bins * n_channels)
-    match model.encoder:
-        case GRU() as encoder:
-            frame = _gru(g, bins, encoder)
-        case SSM() as encoder:
-            frame = _ssm(g, bins, encoder)
-        case Transformer() as encoder:
-            frame = _transformer(g, bins, encoder)
+    given = g.input("patch", (patch.bins, n_channels))
+    if not isinstance(model.encoder, GRU | SSM | Transformer):
+        frame = _traced(g, model)
+    else:
+        frame = _built_in(g, g.reshape(given, 1, patch.bins * n_channels), model.encoder)
     if model.denoiser is not None:
         frame = _denoise(g, frame, model)
     logits = g.linear(frame, model.head.weight, model.head.bias, exact=True)
@@ -364,6 +362,29 @@ def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
         projected = g.linear(frame, projection.weight, projection.bias, exact=True)
         g.output("joiner_frame", projected, (1, projection.out_features))
     return g.finish()
+
+
+def _built_in(g: _Graph, bins: str, encoder: GRU | SSM | Transformer) -> str:
+    match encoder:
+        case GRU():
+            return _gru(g, bins, encoder)
+        case SSM():
+            return _ssm(g, bins, encoder)
+        case Transformer():
+            return _transformer(g, bins, encoder)
+
+
+def _traced(g: _Graph, model: Model) -> str:
+    """The frame of an encoder from outside the package."""
+    settings = model.config.settings
+    step = trace_step(model.encoder, settings.encoder.kind, settings.front_end.patch.bins, model.config.n_channels)
+    for name, initial in step.states:
+        g.state(name, initial)
+    g.nodes += step.nodes
+    g.initializers += step.constants
+    for name, _ in step.states:
+        g.update(name, step.after(name))
+    return step.frame
 
 
 def _gru(g: _Graph, x: str, encoder: GRU) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -46,6 +47,8 @@ def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
         torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
         torch.backends.cudnn.allow_tf32 = runtime.tf32
         torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
+        # In training with dropout the layers of a GRU are called one by one, and torch copies their weights each time.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
 def choose_device(name: str, setting: str = "runtime.device") -> torch.device:

@@ -103,7 +103,19 @@ class LSTMPredictor(nn.Module):
             with torch.autocast("cpu", enabled=False):
                 outputs: Tensor = self.lstm(embedded)[0]
             return outputs
+        if self.training and self.lstm.dropout > 0:
+            return self._forward_by_layer(embedded)
         return self.lstm(embedded)[0]
+
+    def _forward_by_layer(self, x: Tensor) -> Tensor:
+        """With dropout drawn by torch: that of cuDNN does not follow `torch.manual_seed`. (B, U, W) -> (B, U, W)"""
+        zeros = x.new_zeros(1, len(x), self.settings.width)
+        for layer, weights in enumerate(self.lstm.all_weights):
+            if layer:
+                x = F.dropout(x, self.lstm.dropout, self.training)
+            # biases, layers, dropout, train, bidirectional, batch_first
+            x = torch.lstm(x, (zeros, zeros), list[Tensor](weights), True, 1, 0.0, False, False, True)[0]
+        return x
 
     def start(self, n: int) -> tuple[Tensor, Tensor]:
         zeros = self.embedding.weight.new_zeros(n, 2, self.settings.depth, self.settings.width)

@@ -6,7 +6,7 @@ does not depend on the number of frames before it.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -55,6 +55,9 @@ class Transformer(Encoder):
         self.position_bias = RelativePositionBias(settings)
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.depth))
         self.output_norm = nn.LayerNorm(settings.width)
+
+    def blocks_to_compile(self) -> Iterable[nn.Module]:
+        return self.blocks
 
     def start(self, n_trials: int) -> _State:
         return tuple(cast(_Block, block).attention.start(n_trials) for block in self.blocks)

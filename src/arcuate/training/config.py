@@ -348,6 +348,8 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
     for name in ("compile", "cudnn_benchmark", "tf32"):
         if getattr(recipe.runtime, name) and device != "cuda":
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
+    if recipe.runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
+        yield f"runtime.compile has no effect on encoder.kind={recipe.encoder.kind}: it compiles blocks of Transformers"
 
 
 def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:

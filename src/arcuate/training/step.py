@@ -269,8 +269,19 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
             outputs_from_tensors(module(inputs, match_flow)), lengths=model.count_frames(inputs.lengths)
         )
     if recipe.runtime.compile and device.type == "cuda":
-        return partial(torch.compile(encode_for_training), model)
+        compile_blocks(model)
     return partial(encode_for_training, model)
+
+
+def compile_blocks(model: Model, backend: str = "inductor") -> None:
+    """Compile the repeated blocks of the encoder in place (regional compilation, as PyTorch recommends it).
+
+    The rest stays as it is: the front end depends on which sessions and lengths a batch has, so it would be compiled
+    again for every batch, until torch gives up. A GRU has no such blocks, because cuDNN computes all its layers in one
+    call, and neither has the state-space encoder, whose scan has a step per chunk of frames.
+    """
+    for block in model.encoder.blocks_to_compile():
+        block.compile(dynamic=True, backend=backend)
 
 
 class EncodeModule(nn.Module):

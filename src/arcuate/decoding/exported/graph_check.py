@@ -13,8 +13,9 @@ from arcuate.errors import UserError
 OPERATORS = frozenset(
     "Abs Add Cast Concat Div DynamicQuantizeLinear Erf Exp Gather Greater GreaterOrEqual Identity LayerNormalization"
     " LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mul Neg ReduceMean ReduceSum Relu Reshape ScatterElements"
-    " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where".split()
-)
+    " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where"
+    " Clip Conv Cos Elu Equal Gemm LeakyRelu Less Not Pow Reciprocal ReduceMax Sin Softplus Squeeze Unsqueeze".split()
+)  # the last line: of encoders from outside the package
 _VERSIONS = range(17, 21)  # accepted versions of the operator set
 _MAX_NODES, _MAX_DIMENSIONS = 20_000, 8
 # Fields by number (onnx.proto), and the wire type of each: 0 varint, 2 bytes, 5 32 bits.
