@@ -161,11 +161,13 @@ def flat(args: argparse.Namespace) -> dict[str, Any]:
     search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), settings)
     search.warm_up()
     rng = np.random.default_rng(0)
-    n, kinds = 750, {}
+    n, kinds = round(args.seconds / 0.08), {}  # frames of 80 ms
     for name, scale in (("flat", 0.0), ("noise_0.1", 0.1), ("noise_1", 1.0)):
         logits = rng.normal(scale=scale, size=(n, len(CLASSES)))
         kinds[name] = [(logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)]
-    kinds["real"] = list(read_log_probs(args.scores).trials[:40])
+    real = read_log_probs(args.scores).trials
+    starts = np.cumsum([0, *map(len, real)])
+    kinds["real"] = [trial for trial, start in zip(real, starts, strict=False) if start < 4 * n]
     result: dict[str, Any] = {}
     for name, trials in kinds.items():
         seconds, counts, narrowed = [], [], 0

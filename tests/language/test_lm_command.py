@@ -52,6 +52,11 @@ def test_build_score_and_export(text: Path, lm: Run) -> None:
     assert lm("score", arpa, text)[0]["perplexity"] == scored["perplexity"]
 
 
+def test_a_model_of_a_small_text_comes_with_advice(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app(["lm", "build", str(text), str(text.with_name("m.alm"))], standalone_mode=False)
+    assert "arcuate lm mix" in capsys.readouterr().err
+
+
 def test_import_info_and_check(tmp_path: Path, lm: Run) -> None:
     arpa, model = write_arpa_text(tmp_path / "m.arpa", SMALL), tmp_path / "m.alm"
     done, _ = lm("import", arpa, model)

@@ -20,7 +20,7 @@ from arcuate.cli.app import (
     WeightsFile,
     app,
 )
-from arcuate.cli.console import emit_json, progress
+from arcuate.cli.console import emit_json, progress, say
 from arcuate.cli.console import out as stdout
 from arcuate.errors import UserError
 from arcuate.hub import is_hub_name
@@ -84,6 +84,7 @@ def decode(
         raise UserError(
             "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )
+    replaces = out is not None and out.is_file() and out.stat().st_size > 0
     with progress("loading") as report:
         transcription = decode_words(
             scores,
@@ -106,6 +107,8 @@ def decode(
             checkpoint=checkpoint,
             progress=report,
         )
+    if replaces:
+        say(f"replaced the earlier {out}")
     emit_json(transcription.to_dict()) if as_json else print_transcription(transcription)
 
 

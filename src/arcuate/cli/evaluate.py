@@ -181,3 +181,8 @@ def print_adaptation(result: "AdaptationResult") -> None:
         print_table((*names, *numbers), rows, title=f"PER by session ({result.provenance.split})", right=numbers)
     out.print(result.summary(), soft_wrap=True)
     say(f"one line per trial in {result.results_file}")
+    if new := [row.session for row in result.sessions if not row.known]:
+        say(
+            "where sentences can be copied, calibration lowers the error rate further:"
+            f" arcuate calibrate RUN --session {new[-1]} --sentences 20"
+        )

@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from arcuate.cli.app import Force, Json, SeveralNumbers, app
-from arcuate.cli.console import emit_json, out, percent, progress
+from arcuate.cli.console import emit_json, out, percent, progress, say
 
+_SMALL_VOCABULARY = 20_000  # the packaged model has 73,000 words
 _lm_app = typer.Typer(help="Language models: import, build, score, mix, info, export.", no_args_is_help=True)
 
 _ModelName = Annotated[str, typer.Argument(help="Model file, ARPA file, or `default` (English, embedded).")]
@@ -79,6 +80,11 @@ def lm_build(
             progress=report,
         )
     _print(result.to_dict(), as_json)
+    if result.info.n_words < _SMALL_VOCABULARY and not as_json:
+        say(
+            f"with {result.info.n_words:,} words this is a poor model of English alone; interpolate it with the"
+            f" packaged one: arcuate lm mix {out} default MIXED --tune HELD_OUT.txt"
+        )
 
 
 @_lm_app.command("score")
