@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from arcuate.data.batching import Batch, PlannedBatches, make_plan
+from arcuate.data.seeds import derive_seed
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe
@@ -22,7 +23,6 @@ from arcuate.experiments.train import build_model
 from arcuate.files import append_jsonl
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.run import create_run
-from arcuate.seeds import derive_seed
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates

@@ -31,12 +31,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
+from arcuate.data.seeds import derive_seed
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import greedy
 from arcuate.evaluation.metrics import score, total
 from arcuate.evaluation.significance import holm
 from arcuate.files import append_jsonl, read_jsonl
-from arcuate.seeds import derive_seed
 
 BATCH, WIDTH, INPUTS, BINS, STRIDE = 4, 64, 64, 12, 6
 MAX_FRAMES = 48  # longer trials are left out, because the time of a step is that of its longest trial

@@ -36,6 +36,12 @@ def test_the_page_lists_all_packages() -> None:
     assert set(layers()) == {name for name, _ in modules()}
 
 
+def test_the_top_level_stays_small() -> None:
+    """What `ls src/arcuate` shows: twelve packages and at most eight modules."""
+    packages = {name for name, path in modules() if path.parent != SRC}
+    assert len(packages) == 12 and len({name for name, _ in modules()} - packages) <= 8
+
+
 def test_imports_point_upwards() -> None:
     """A package imports packages above it in the table, so the package graph has no cycle."""
     order = layers()

@@ -100,7 +100,7 @@ def parse_name(text: str, revision: str | None = None) -> HubName:
 
 
 def local_path(path: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The path itself or, for a name hf:ORG/NAME[@REVISION], the folder or exported file that it was downloaded to."""
+    """A path as it is; the folder or exported file to which hf:ORG/NAME[@REVISION] was downloaded."""
     if not is_hub_name(path):
         if revision is not None:
             raise UserError(f"--revision {revision!r:.60} applies to names such as hf:ORG/NAME, not to {path}")
@@ -174,7 +174,7 @@ def _check_listing(name: HubName, info: Any) -> tuple[str, list[_RemoteFile]]:
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise UserError(f"the hub states no commit for {name}; its answer is not that of a Hugging Face Hub")
     if not isinstance(siblings, list) or len(siblings) > _MAX_FILES:
-        raise UserError(f"the hub lists no files, or too many, for {name}; choose another revision")
+        raise UserError(f"the hub lists no files of {name} or too many; choose another revision")
     listed = [_RemoteFile(s.rfilename, s.size, getattr(s.lfs, "sha256", None), s.blob_id) for s in siblings]
     names = [file.name for file in listed]
     if len(set(names)) != len(names):

@@ -182,6 +182,16 @@ def test_no_operator_reads_files_or_loops() -> None:
     assert not OPERATORS & {"If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Tile", "RandomNormal"}
 
 
+def test_a_name_that_is_not_text_is_one_sentence_and_prints_nothing(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a word on stdout, where `--json` prints one object."""
+    content = open_archive(path).bytes("bin.onnx").replace(b"c1", b"\xff1", 1)
+    with pytest.raises(UserError, match=r"bin\.onnx"):
+        Decoder.load(repack(path, tmp_path / "m.arcx", {"bin.onnx": content}), warm=False)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_graph_that_loads_and_fails_is_one_sentence(path: Path, tmp_path: Path) -> None:
     """The number of columns that a slice takes is a constant, which only a run finds to be wrong."""
     model = onnx.load_from_string(open_archive(path).bytes("bin.onnx"))

@@ -40,6 +40,7 @@ from arcuate.adaptation.state import (
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, encode, token_unit
 from arcuate.data.augmentation import augment
 from arcuate.data.config import AugmentationConfig
+from arcuate.data.seeds import derive_seed
 from arcuate.data.text import pronounce, text_to_characters
 from arcuate.data.trial import nearest_session
 from arcuate.decoding.hypothesis import Hypothesis, greedy
@@ -50,7 +51,6 @@ from arcuate.losses.config import CTCSettings
 from arcuate.models.front_end import smooth
 from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
-from arcuate.seeds import derive_seed
 
 if TYPE_CHECKING:  # compiles Numba kernels, which greedy pseudo-labels do not need
     from arcuate.decoding.word_search.search import WordSearch

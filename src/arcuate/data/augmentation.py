@@ -15,8 +15,8 @@ from torch import Tensor
 from arcuate.config import component_class
 from arcuate.data.batching import to_device
 from arcuate.data.config import AugmentationConfig
+from arcuate.data.seeds import derive_seed
 from arcuate.errors import UserError
-from arcuate.seeds import derive_seed
 
 
 def augment(

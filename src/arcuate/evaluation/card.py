@@ -417,7 +417,9 @@ def _training(facts: _Facts) -> str:
 
 def _limits(facts: _Facts, results: Sequence[_Result]) -> str:
     front_end = _mapping(facts.settings.get("front_end"))
-    limits = ["It has learned the electrodes of its recordings; those of other people cannot be decoded with it."]
+    limits = [
+        "The model is specific to the implants it was trained on and does not decode recordings of other participants."
+    ]
     if _mapping(front_end.get("session_layer")).get("enabled"):
         limits.append(
             "Every session has an input layer of its own. Later sessions need calibration or adaptation"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from arcuate.data.seeds import derive_seed
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store, TrialInfo
-from arcuate.seeds import derive_seed
 
 SEVERITIES = (1, 2, 3, 4, 5)
 DEFENCES = ("interpolate", "gate", "remap", "renormalise")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.data.seeds import derive_seed
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.progress import percent
-from arcuate.seeds import derive_seed
 
 _MIN_WORDS = 4  # shorter sentences ("I don't know.") recur naturally
 _MIN_TRIALS = 8

@@ -12,6 +12,7 @@ from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch, evaluation_batches, group_by_length
 from arcuate.data.config import AugmentationConfig
+from arcuate.data.seeds import derive_seed
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.heads import TRANSDUCER_BEAM, Head
 from arcuate.decoding.hypothesis import greedy
@@ -26,7 +27,6 @@ from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
-from arcuate.seeds import derive_seed
 from arcuate.training.config import Validate
 
 _OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None

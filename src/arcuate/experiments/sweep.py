@@ -17,6 +17,7 @@ from signal import Signals
 from typing import Any
 
 from arcuate.config import Overrides, override_list
+from arcuate.data.seeds import derive_seed
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError, without_password
@@ -26,7 +27,6 @@ from arcuate.experiments.subprocess_train import check_new_folder, open_folder, 
 from arcuate.files import fields_to_dict, read_json, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
-from arcuate.seeds import derive_seed
 from arcuate.training.callbacks import Stop, handle_signals
 
 try:

@@ -73,7 +73,7 @@ class ConsistencySettings(Settings):
 
 
 class AlignmentSettings(Settings):
-    """Cross-entropy on the most probable CTC alignment of the model itself, for fine-tuning a trained CTC model.
+    """Cross-entropy on the most probable CTC alignment of the model itself; fine-tunes a trained CTC model.
 
     The alignment is computed again in every step; the reduction is that of `loss.ctc`. In a stage: `losses.alignment`.
     """

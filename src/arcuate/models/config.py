@@ -291,7 +291,7 @@ class DenoiserSettings(Settings):
 
 
 class ReconstructionSettings(Settings):
-    """Output head that predicts masked bins, for pretraining without labels; outputs do not depend on it."""
+    """Output head that predicts masked bins in pretraining without labels; outputs do not depend on it."""
 
     enabled: bool = Field(False, description="Enable the head; runs started with --from need it only to train it.")
 

@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from arcuate.data.alphabet import BLANK, min_frames
 from arcuate.data.augmentation import augment, change_speed, draw_cut
 from arcuate.data.batching import Batch, to_device
+from arcuate.data.seeds import derive_seed
 from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_view_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs, Reconstruction
 from arcuate.models.model import Model
-from arcuate.seeds import derive_seed
 from arcuate.training.config import TrainingConfig
 from arcuate.training.distillation import Teacher
 from arcuate.training.environment import Distributed, autocast

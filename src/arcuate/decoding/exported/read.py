@@ -206,7 +206,11 @@ def _open_session(file: ExportedFile, name: str, threads: int) -> tuple[Any, dic
     errors = _runtime_errors()
     try:  # constants are not folded, because that allocates memory without a limit
         session = onnxruntime.InferenceSession(
-            content, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+            content,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+            enable_fallback=0,  # which prints to stdout and tries the same again
         )
         _try_graph(session)
     except errors as error:
