@@ -25,8 +25,8 @@ from arcuate.run import Run
 MEASURES = ("entropy", "peak", "token_peak", "worst_token", "token_rate")
 MIN_TRIALS = 3
 # Written by `python benchmarks/error_estimate.py fit`.
-WEIGHTS = (5.549, -3.838, -1.709, -1.533, -2.021)
-LOWER, UPPER = 0.312, 0.296  # distances of the bounds from the estimate on the logit scale that cover 90 % of the days
+WEIGHTS = (5.331, -4.018, -1.732, -1.516, -2.002)
+LOWER, UPPER = 0.300, 0.281  # distances of the bounds from the estimate on the logit scale that cover 90 % of the days
 _FLOOR = 0.002  # error rate below which a logit says nothing
 
 
