@@ -72,6 +72,8 @@ def test_plain_formulations_have_the_shape_of_the_model(name: str) -> None:
     recipe = load_recipe(name, ["encoder.width=24", "encoder.depth=1"])
     settings = module._without_extras(recipe)
     config = ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)
+    dropouts = [value for name, value in dict(settings.encoder).items() if name.endswith("dropout")]
+    assert dropouts and not any(dropouts) and settings.front_end.session_layer.dropout == 0  # as in the plain model
     log_probs = PlainModel(config)(torch.randn(2, 40, 4), [0, 1])
     assert log_probs.shape == (2, settings.front_end.patch.count_frames(40), len(CLASSES))
     assert torch.isfinite(log_probs).all()

@@ -471,12 +471,14 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
 
 
 def _without_extras(recipe: Recipe) -> ModelSettings:
-    """Encoder and patches of a recipe, without the parts that the plain torch.nn model does not have."""
-    kept = recipe.model.front_end
+    """Encoder and patches of a recipe, without what the plain torch.nn model does not have, dropout included."""
+    kept, encoder = recipe.model.front_end, recipe.model.encoder
     disabled = {name: getattr(kept, name).model_copy(update={"enabled": False}) for name in ("channel_gate", "stem")}
     smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
-    front_end = kept.model_copy(update={**disabled, "smoothing": smoothing, "normalise": "none", "log1p": False})
-    return ModelSettings(front_end=front_end, encoder=recipe.encoder)
+    session_layer = kept.session_layer.model_copy(update={"dropout": 0.0})
+    changed = {**disabled, "smoothing": smoothing, "session_layer": session_layer, "normalise": "none", "log1p": False}
+    dropouts = {name: 0.0 for name in type(encoder).model_fields if name.endswith("dropout")}
+    return ModelSettings(front_end=kept.model_copy(update=changed), encoder=encoder.model_copy(update=dropouts))
 
 
 def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: int) -> dict[str, float]:
