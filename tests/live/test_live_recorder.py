@@ -203,3 +203,14 @@ def test_a_recording_of_an_older_version_is_continued(tmp_path: Path) -> None:
     assert final["nbest"] and {part["op"] for part in final["alignment"]} and "compared" not in final
     again.close()
     assert Store.open(tmp_path / "rec" / "store").sessions == ("day7",)
+
+
+@pytest.mark.parametrize("key", ["words", "at", "n_settled"])
+def test_a_damaged_partial_text_does_not_lose_the_sentence(tmp_path: Path, key: str) -> None:
+    record(tmp_path / "rec", [("a", "day1", "Hello.")])
+    journal = tmp_path / "rec" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert any(row.pop(key, None) is not None for row in lines if row["type"] == "partial")
+    journal.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert make_store(tmp_path / "rec") is not None
+    assert read_live(tmp_path / "rec")[0]["text"] is not None

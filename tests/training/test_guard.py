@@ -310,10 +310,13 @@ def test_excessive_updates_are_stuck_if_nothing_was_learnt_yet(update_ratio: flo
     assert {v.kind for v in verdicts} == {"", kind}
 
 
-@pytest.mark.parametrize(("n_steps", "kind"), [(160, "stuck"), (400, "")])
-def test_updates_that_cannot_move_the_weights_by_their_norm_in_the_run_are_too_small(n_steps: int, kind: str) -> None:
-    """The loss falls, but too slowly for the length of the run: eps 0.01 with a loss per token."""
+@pytest.mark.parametrize(("n_steps", "eps_limits", "kind"), [(160, True, "stuck"), (400, True, ""), (160, False, "")])
+def test_eps_that_keeps_weights_from_moving_by_their_norm_makes_updates_too_small(
+    n_steps: int, eps_limits: bool, kind: str
+) -> None:
+    """The loss falls, but too slowly for the length of the run: eps 0.01 with a loss per token, not a large model."""
     guard = Guard(GuardSettings(stuck=StuckSettings(patience=60)))
+    guard.eps_limits = eps_limits
     guard.record_update_ratio(0.01)
     losses = [3.2 * 0.9975**i for i in range(90)]
     verdicts = [

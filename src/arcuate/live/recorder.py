@@ -311,7 +311,7 @@ def _sentence_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[
         if row["type"] != "final":
             pending.append(row)
             continue
-        partials = [{k: p[k] for k in ("at", "words", "n_settled")} for p in pending if p["type"] == "partial"]
+        partials = [{k: p.get(k) for k in ("at", "words", "n_settled")} for p in pending if p["type"] == "partial"]
         faults = [p for p in pending if p["type"] == "fault"]
         pending = []
         if row["n_bins"] > 0:

@@ -77,6 +77,7 @@ _ADDED_STATE: dict[str, Any] = {
     "n_risen": 0,
     "update_ratio": None,
     "n_planned": None,
+    "eps_limits": False,
     **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
 }
 
@@ -113,6 +114,7 @@ class Guard:
         self.n_reductions = 0
         self.n_rewinds = 0  # excluding rewinds within a learning-rate search
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
+        self.eps_limits = False  # eps exceeds the typical gradient; determined where updates are small for the run
         self.n_planned: int | None = None  # steps of the run or stage, without rewound ones
         self.search = LrSearch()
 
@@ -162,10 +164,12 @@ class Guard:
     @property
     def updates_are_small(self) -> bool:
         """Whether all measured updates were too small relative to the weights to leave chance level."""
-        return self.update_ratio is not None and (self.update_ratio < _SMALL_UPDATE or self._reach_is_short)
+        return self.update_ratio is not None and (
+            self.update_ratio < _SMALL_UPDATE or (self.reach_is_short and self.eps_limits)
+        )
 
     @property
-    def _reach_is_short(self) -> bool:
+    def reach_is_short(self) -> bool:
         """Whether updates of the size measured so far cannot move the weights by their norm in the whole run."""
         if self.update_ratio is None or self.n_planned is None:
             return False
@@ -361,7 +365,7 @@ class Guard:
         level = median(self.normalised_losses) if is_full else 0.0
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
-        too_short = self._reach_is_short and self.n_judged >= settings.patience
+        too_short = self.reach_is_short and self.eps_limits and self.n_judged >= settings.patience
         too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
         if n_steps < settings.patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
@@ -373,7 +377,7 @@ class Guard:
         size = ""
         if self.update_ratio is not None:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
-            too += f" in {self.n_planned:,} steps" if self._reach_is_short else ""
+            too += f" in {self.n_planned:,} steps" if self.reach_is_short and self.eps_limits else ""
             size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 

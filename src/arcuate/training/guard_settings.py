@@ -42,9 +42,9 @@ class SpikeSettings(Settings):
 class StuckSettings(Settings):
     """A loss that stays at chance level, because the updates are too large or too small to learn from.
 
-    Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or so
-    small that they cannot move the weights by their norm in the whole run. In the official recipes the output is all
-    blanks for the first 500 to 1,600 steps, which is normal.
+    Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or
+    if a large eps keeps the weights from moving by their norm in the whole run. In the official recipes the output is
+    all blanks for the first 500 to 1,600 steps, which is normal.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}

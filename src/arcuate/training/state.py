@@ -31,6 +31,7 @@ from arcuate.training.optim import (
     restore_optimizer,
     set_trainable,
     transfer_state,
+    typical_gradient,
 )
 from arcuate.training.schedule import PlateauState, update_plateau
 
@@ -149,6 +150,9 @@ class TrainingState:
         if ratio is not None and math.isfinite(ratio):
             self.interval.update_ratio = ratio
             self.guard.record_update_ratio(ratio)
+            if self.guard.reach_is_short:  # of a complete run; computed only then, because it reads all weights
+                gradient = typical_gradient(self.optimizer)
+                self.guard.eps_limits = gradient is not None and 0 < gradient < (self.eps or self.recipe.optimizer.eps)
 
     def read_update_ratio(self) -> None:
         """Transfer a measured ratio that the next step would read, before a checkpoint or a rewind."""
