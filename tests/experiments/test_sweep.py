@@ -283,3 +283,15 @@ def test_a_full_disk_leaves_no_part_of_an_operation(tmp_path: Path, monkeypatch:
     assert list(journal.read_logs(0)) == [{"n": 1}, {"n": 4}]
     assert list(journal.read_logs(1)) == [{"n": 4}]
     assert (tmp_path / "study.journal").read_text() == '{"n":1}\n{"n":4}\n'
+
+
+def test_a_folder_that_another_worker_is_creating_is_a_sweep_folder(tmp_path: Path) -> None:
+    """Of workers started at the same time, some were refused because the folder existed."""
+    from arcuate.experiments.sweep import _is_started
+
+    assert not _is_started(tmp_path) and not _is_started(tmp_path / "missing")
+    for name in ("locks", "study.journal"):
+        (tmp_path / name).mkdir()
+        assert _is_started(tmp_path)
+    (tmp_path / "thesis.txt").touch()
+    assert not _is_started(tmp_path)

@@ -162,8 +162,12 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
     recipe, store = plan.load_recipe(), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
-    if not (plan.out / "sweep.json").exists() and not (plan.out / "locks" / "study").exists():
-        check_new_folder(plan.out, "a sweep")
+    if not _is_started(plan.out):
+        try:
+            check_new_folder(plan.out, "a sweep")
+        except UserError:
+            if not _is_started(plan.out):  # not by a worker that started at the same time
+                raise
     space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
     hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
     varied: dict[str, Any] = {"space": space, "data": hashes}
@@ -183,6 +187,14 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
         planned = {"recipe": plan.recipe, "overrides": list(plan.overrides), "data": str(plan.data)}
         study.set_user_attr(_PLAN, {**planned, "n_trials": plan.n_trials})
     return shared, study
+
+
+def _is_started(out: Path) -> bool:
+    """Whether a worker has created the sweep folder, or is creating it: locks first, then the journal."""
+    if (out / "sweep.json").exists() or (out / "locks" / "study").exists():
+        return True
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.is_dir() else set()
+    return "locks" in names and all(name.startswith(JOURNAL_FILE) for name in names - {"locks"})
 
 
 def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
