@@ -11,9 +11,10 @@ from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
-from arcuate.evaluation.decode import decode
+from arcuate.evaluation.decode import SearchSource, TrialSource, decode, open_task
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.train import train
+from arcuate.files import DECODINGS
 from arcuate.insight.report import write_report
 from arcuate.language.lexicon import open_lexicon
 from arcuate.live.decoder import StreamingDecoder
@@ -49,6 +50,21 @@ def test_words_are_spelled(character_run: Path, tmp_path: Path) -> None:
     result = decode(character_run, lexicon=words, words=["arcuate"])
     assert result.search.n_lexicon_words == 4 and result.metrics.words.wer is not None  # 1st has no spelling
     assert {w for t in result for w in t.text.split()} <= {"the", "cat", "sat", "arcuate"}
+
+
+def test_words_of_saved_log_probabilities_are_those_of_the_run(character_run: Path, tmp_path: Path) -> None:
+    """Punctuation counts as a word boundary in a file too."""
+    words, file = tmp_path / "words.txt", tmp_path / "scores.npz"
+    words.write_text("the\ncat\nsat\n", "utf-8")
+    evaluate(character_run, scores=file)
+    models = SearchSource(words, "default", None, None, None)
+    of_run, of_file = (
+        open_task(TrialSource(source, None, "val", None), models, None, DECODINGS, None)
+        for source in (character_run, file)
+    )
+    assert of_file.trials[0].shape[1] == len(CHARACTERS) - len(PUNCTUATION & set(CHARACTERS))
+    for a, b in zip(of_run.trials, of_file.trials, strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02)  # the file is float16
 
 
 def test_the_dictionary_is_spelled() -> None:

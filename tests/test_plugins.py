@@ -195,6 +195,36 @@ def test_all_components_train_resume_and_evaluate(
     assert load_model(whole.path / "checkpoints" / "best").config.settings.encoder.kind == f"{lab}:Linear"
 
 
+def test_installed_losses_augmentations_and_front_end_steps_change_the_training(
+    lab: str, tmp_path: Path, cohort_store: Path
+) -> None:
+    """Each is named by its entry point, and alone changes the weights that two steps give."""
+    metadata = tmp_path / f"{lab}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {lab}\nVersion: 1.0\n", "utf-8")
+    groups = {"losses": "BlankLoss", "augmentations": "Flip", "front_end_steps": "Scale"}
+    lines = [f"[arcuate.{group}]\nmine-{lab} = {lab}:{name}\n" for group, name in groups.items()]
+    (metadata / "entry_points.txt").write_text("".join(lines), "utf-8")
+    parts: dict[str, dict[str, object]] = {
+        "none": {},
+        "loss": {"loss.custom": {"kind": f"mine-{lab}", "weight": 5.0}},
+        "augmentation": {"augment.custom": [{"kind": f"mine-{lab}", "probability": 1.0}]},
+        "step": {"front_end.custom": {"kind": f"mine-{lab}", "factor": 0.5}},
+    }
+    plugins._entry_points.cache_clear()
+    try:
+        weights = {}
+        for name, overrides in parts.items():
+            fixed = {"train.steps": 2, "train.validate_every": 2, "encoder.width": 16}
+            run = train("tiny", cohort_store, tmp_path / name, overrides=fixed | overrides)
+            weights[name] = load_model(run.path / "checkpoints" / "last").state_dict()
+    finally:
+        plugins._entry_points.cache_clear()
+    for name in ("loss", "augmentation", "step"):
+        assert not torch.equal(weights[name]["head.weight"], weights["none"]["head.weight"]), name
+    assert "front_end.custom.factor" in weights["step"] and plugins.ALLOW_VARIABLE not in os.environ
+
+
 class _StopAt(Callback):
     """Requests the end of training at a step."""
 

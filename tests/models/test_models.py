@@ -20,7 +20,7 @@ from arcuate.models.config import (
 )
 from arcuate.models.convolution import extract_patches, project_patches
 from arcuate.models.front_end import SessionLayer, gaussian_kernel, normalise, smooth
-from arcuate.models.gru import GRU, gru_recurrence
+from arcuate.models.gru import GRU, gru_recurrence, recurs_in_full_precision
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import (
     Model,
@@ -122,6 +122,45 @@ def test_dropout_of_the_gru_on_a_gpu_is_drawn_by_torch(bidirectional, monkeypatc
         torch.manual_seed(seed)
         results.append(encoder.train()._forward_torch(bins, n_frames, encoder.start(3), (), (8, 1, 5))[0])
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("lengths", [None, (8, 1, 5)])
+@pytest.mark.parametrize(("dropout", "layers"), [(0.5, ()), (0.0, ()), (0.0, (1,))])
+def test_gru_on_a_gpu_is_called_for_training_if_gradients_are_needed(training, lengths, dropout, layers, monkeypatch):
+    """cuDNN: "RNN backward can only be called in training mode", the mode of the call to the kernel."""
+    is_train = []
+
+    def record(kernel):
+        def run(*args):
+            is_train.append(args[-2 if isinstance(args[3], list) else -3])  # packed calls lack batch_first
+            return kernel(*args)
+
+        return run
+
+    for module in (torch, torch._VF):
+        monkeypatch.setattr(module, "gru", record(module.gru))
+    settings = GRUSettings(width=5, depth=2, bidirectional=lengths is not None, dropout=dropout)
+    encoder = GRU(settings, Patch(bins=2, stride=1), 3).train(training)
+    n_frames = None if lengths is None else torch.tensor(lengths)
+    encoder._forward_torch(torch.randn(3, 9, 3), n_frames, encoder.start(3), layers, lengths)
+    assert is_train and all(is_train)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "full"), [("cuda", torch.bfloat16, True), ("cuda", torch.float16, False), ("cpu", None, True)]
+)
+def test_recurrent_layers_do_not_run_in_fp16_without_a_loss_scaler(device, dtype, full):
+    """torch's autocast of cuDNN's recurrent layers casts to fp16 whatever its dtype is."""
+    before = torch.get_autocast_dtype(device)
+    assert not recurs_in_full_precision(device)
+    try:
+        torch.set_autocast_enabled(device, True)
+        torch.set_autocast_dtype(device, dtype or before)
+        assert recurs_in_full_precision(device) is full
+    finally:
+        torch.set_autocast_enabled(device, False)
+        torch.set_autocast_dtype(device, before)
 
 
 def test_gru_with_lengths_equals_torch_packed(monkeypatch):

@@ -256,3 +256,17 @@ def test_dropout_of_the_lstm_on_a_gpu_is_drawn_by_torch() -> None:
         torch.manual_seed(seed)
         results.append(predictor._forward_by_layer(x))
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+def test_lstm_on_a_gpu_is_called_for_training_if_gradients_are_needed(monkeypatch) -> None:
+    """cuDNN: "RNN backward can only be called in training mode", the mode of the call to the kernel."""
+    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=2, dropout=0.5)
+    predictor, is_train, kernel = LSTMPredictor(settings, 7), [], torch.lstm
+
+    def record(*args):
+        is_train.append(args[6])
+        return kernel(*args)
+
+    monkeypatch.setattr(torch, "lstm", record)
+    predictor._forward_by_layer(torch.randn(2, 5, 6)).sum().backward()
+    assert is_train == [True, True]

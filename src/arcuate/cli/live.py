@@ -29,7 +29,7 @@ def live(
     source: Annotated[
         str,
         typer.Option(
-            help="Source of bins: replay, socket, lsl, redis or redis-logits.",
+            help="Source of bins: replay, socket, lsl, redis, redis-logits, or your own such as mylab.live:Source.",
             autocompletion=complete_from("replay", "socket", "lsl", "redis", "redis-logits"),
         ),
     ] = "replay",

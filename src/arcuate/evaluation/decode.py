@@ -401,7 +401,11 @@ def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Tr
         references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
-    return _Trials(scores.trials, scores.classes, scores.boundary, references)
+    if settings.fold:  # folded when the file was read
+        return _Trials(scores.trials, scores.classes, scores.boundary, references)
+    columns = reorder_for_words(scores.classes, settings.model_copy(update={"boundary": None}))
+    log_probs = tuple(columns(frames) for frames in scores.trials)
+    return _Trials(log_probs, columns.classes, boundary_index(columns.classes), references)
 
 
 def _score_export(

@@ -5,8 +5,10 @@ Modules that import torch are imported after the options are checked.
 
 import dataclasses
 import gc
+import inspect
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,6 +135,7 @@ def prepare_server(
     if source == "redis-logits":
         options["head"] = "ctc"
     _check_recording(folder, record_session)
+    custom = None if source in _SOURCES else _load_custom_source(source)
     run = find_model(run)
     marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
@@ -157,7 +160,7 @@ def prepare_server(
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
-    make_source = lambda live: _make_source(source, live, replay, speed, stream, redis)
+    make_source = lambda live: _make_source(source, live, custom, replay, speed, stream, redis)
     reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
     return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)
 
@@ -174,6 +177,31 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
         raise UserError("--source redis-logits needs a language model; remove --no-words")
     if source == "redis-logits" and head not in (None, "ctc"):
         raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
+
+
+def _load_custom_source(name: str) -> Callable[..., Source]:
+    """Load the class of a user-defined source, and check that it can be constructed, started and stopped."""
+    with trust_code():  # named on the command line
+        found = load_component("live_sources", name)
+    problem = None
+    if not callable(found):
+        problem = f"is a value of type {type(found).__name__}"
+    elif isinstance(found, type) and not all(callable(getattr(found, n, None)) for n in ("start", "stop")):
+        problem = "has no start and stop"
+    elif inspect.isabstract(found):
+        problem = f"does not define {', '.join(sorted(found.__abstractmethods__))}"
+    else:
+        try:
+            inspect.signature(found).bind(1, print)
+        except TypeError as error:
+            problem = f"cannot be called with (n_channels, put): {error}"
+    if problem is not None:
+        raise UserError(
+            f"--source {name} {problem}; a live source is a class Source(n_channels, put) with start and stop, see"
+            " docs/your-encoder.md"
+        )
+    made: Callable[..., Source] = found
+    return made
 
 
 def _check_recording(folder: Path | None, session: str | None) -> None:
@@ -211,17 +239,21 @@ def _read_settings(path: Path) -> LiveSettings:
 
 
 def _make_source(
-    name: str, session: "LiveSession", replay: "ReplayTrials | None", speed: float, stream: str | None, redis: str
+    name: str,
+    session: "LiveSession",
+    custom: Callable[..., Source] | None,
+    replay: "ReplayTrials | None",
+    speed: float,
+    stream: str | None,
+    redis: str,
 ) -> Source | None:
     n_channels = session.decoder.n_channels
     if replay is not None:
         from arcuate.live.sources.replay import Replay
 
         return Replay(replay, session.put, speed)
-    if name not in _SOURCES:
-        with trust_code():  # named on the command line
-            made: Source = load_component("live_sources", name)(n_channels, session.put)
-        return made
+    if custom is not None:
+        return custom(n_channels, session.put)
     from arcuate.live.sources.streams import BINS_STREAM, LslBins, RedisBins, RedisLogits
 
     if name == "lsl":

@@ -38,6 +38,17 @@ class Precomputed:
     recurrent: Tensor  # (depth, 1, 3H) recurrent products of all layers, with their biases
 
 
+def recurs_in_full_precision(device: str) -> bool:
+    """Whether autocast has to be off for recurrent layers, which then compute in the precision of their weights.
+
+    The kernels for the CPU support no other one. On a GPU, torch casts the arguments of cuDNN's recurrent layers to
+    fp16 even if autocast is set to bf16, where gradients are not scaled and would vanish.
+    """
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return False
+    return device == "cpu" or torch.get_autocast_dtype(device) == torch.bfloat16
+
+
 class GRU(Encoder):
     """Bins to frames: patches, then `depth` layers in one or both directions.
 
@@ -93,11 +104,12 @@ class GRU(Encoder):
         lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """`forward`, and the outputs of the given layers (1 = the first)."""
-        if bins.device.type != "cpu":
-            return self._forward_torch(bins, n_frames, state, layers, lengths)
-        if torch.is_autocast_enabled("cpu"):  # the kernels below work in the precision of the weights
-            with torch.autocast("cpu", enabled=False):
+        device = bins.device.type
+        if recurs_in_full_precision(device):
+            with torch.autocast(device, enabled=False):
                 return self.forward_with_layers(bins.to(state.dtype), n_frames, state, layers, lengths)
+        if device != "cpu":
+            return self._forward_torch(bins, n_frames, state, layers, lengths)
         padding = None
         if self.settings.bidirectional and n_frames is not None:
             length = self.patch.count_frames(bins.shape[1])
@@ -158,14 +170,16 @@ class GRU(Encoder):
         """torch's kernels: all layers in one call, or layer by layer for dropout and if inner outputs are requested.
 
         cuDNN draws the dropout between its layers from a state of its own that `torch.manual_seed` does not reset
-        (pytorch/pytorch#104697), so a resumed run would differ from an uninterrupted one.
+        (pytorch/pytorch#104697), so a resumed run would differ from an uninterrupted one. Nor does it compute gradients
+        of an `nn.GRU` in evaluation mode (pytorch/pytorch#5878), which adaptation needs.
         """
         x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         lengths = None
         if self.settings.bidirectional and n_frames is not None:
             lengths = n_frames.cpu() if known_lengths is None else torch.tensor(known_lengths)
         drops = self.training and self.settings.dropout > 0 and self.settings.depth > 1
-        if not layers and not drops:
+        differentiates_evaluation = torch.is_grad_enabled() and not self.training
+        if not layers and not drops and not differentiates_evaluation:
             if lengths is None:
                 frames, state = self.gru(x, state.contiguous())
             else:
@@ -185,8 +199,12 @@ class GRU(Encoder):
 
 
 def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)"""
-    options = (weights, True, 1, 0.0, False, len(state) == 2)  # biases, layers, dropout, train, bidirectional
+    """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)
+
+    cuDNN computes gradients only of calls with `train`; without dropout it changes nothing else.
+    """
+    train = torch.is_grad_enabled()
+    options = (weights, True, 1, 0.0, train, len(state) == 2)  # biases, layers, dropout, train, bidirectional
     if lengths is None:
         frames, state = torch.gru(x, state, *options, False)
         return frames, state

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from arcuate.data.alphabet import BLANK
 from arcuate.models.config import TransducerSettings
+from arcuate.models.gru import recurs_in_full_precision
 from arcuate.models.interfaces import Joint
 
 _START = BLANK  # start-of-sequence token of the prediction network, whose inputs never contain a blank
@@ -99,22 +100,31 @@ class LSTMPredictor(nn.Module):
         """Outputs after 0, 1, … U tokens. (B, U) -> (B, U + 1, W)"""
         embedded = self.embedding(F.pad(tokens, (1, 0), value=_START))
         embedded = F.dropout(embedded, self.settings.dropout, self.training)
-        if embedded.device.type == "cpu":  # where torch has no LSTM in fp16
-            with torch.autocast("cpu", enabled=False):
-                outputs: Tensor = self.lstm(embedded)[0]
-            return outputs
-        if self.training and self.lstm.dropout > 0:
-            return self._forward_by_layer(embedded)
-        return self.lstm(embedded)[0]
+        device = embedded.device.type
+        if recurs_in_full_precision(device):
+            with torch.autocast(device, enabled=False):
+                return self._recur(embedded)
+        return self._recur(embedded)
+
+    def _recur(self, x: Tensor) -> Tensor:
+        drops = self.training and self.lstm.dropout > 0
+        if x.device.type != "cpu" and (drops or (torch.is_grad_enabled() and not self.training)):
+            return self._forward_by_layer(x)
+        outputs: Tensor = self.lstm(x)[0]
+        return outputs
 
     def _forward_by_layer(self, x: Tensor) -> Tensor:
-        """With dropout drawn by torch: that of cuDNN does not follow `torch.manual_seed`. (B, U, W) -> (B, U, W)"""
+        """With dropout drawn by torch: that of cuDNN does not follow `torch.manual_seed`. (B, U, W) -> (B, U, W)
+
+        cuDNN computes gradients only of calls with `train`; without dropout it changes nothing else.
+        """
+        train = torch.is_grad_enabled()
         zeros = x.new_zeros(1, len(x), self.settings.width)
         for layer, weights in enumerate(self.lstm.all_weights):
             if layer:
                 x = F.dropout(x, self.lstm.dropout, self.training)
             # biases, layers, dropout, train, bidirectional, batch_first
-            x = torch.lstm(x, (zeros, zeros), list[Tensor](weights), True, 1, 0.0, False, False, True)[0]
+            x = torch.lstm(x, (zeros, zeros), list[Tensor](weights), True, 1, 0.0, train, False, True)[0]
         return x
 
     def start(self, n: int) -> tuple[Tensor, Tensor]:
