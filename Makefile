@@ -17,7 +17,7 @@ runs/demo/recipe.yaml: | .venv/.installed
 
 test: export OMP_NUM_THREADS = 1
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # the same with more random examples and more moments to be killed at
 thorough: export ARCUATE_TESTS = thorough

@@ -45,9 +45,9 @@ def completed(words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("arcuate train b2t24-", ["b2t24-gru", "b2t24-transformer"]),
-        ("arcuate recipes show ti", ["tiny", "tiny-transformer"]),
-        ("arcuate recipes diff tiny ti", ["tiny", "tiny-transformer"]),
+        ("arcuate train b2t24-", ["b2t24-best", "b2t24-gru", "b2t24-transformer"]),
+        ("arcuate recipes show ti", ["tiny", "tiny-best", "tiny-transformer"]),
+        ("arcuate recipes diff tiny ti", ["tiny", "tiny-best", "tiny-transformer"]),
         ("arcuate evaluate run --split ", ["val", "test", "dev", "train"]),
         ("arcuate simulate out --layout b", ["b2t25", "b2t24"]),
     ],

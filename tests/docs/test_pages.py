@@ -65,6 +65,10 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[
     shutil.copytree(prepared(*re.findall(r"<!-- setup: (.*?) -->", text)), tmp_path, dirs_exist_ok=True)
     blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
     assert blocks, f"{page.name} has no code"
+    servers = re.findall(
+        r"^arcuate (?:board|live) (?!.*--help).*$", "\n".join(code for _, code in blocks), re.MULTILINE
+    )
+    assert all("# keeps running" in command for command in servers), f"mark servers with `# keeps running`: {servers}"
     for language, group in groupby(blocks, key=lambda block: block[0]):  # Python blocks in a row are one program
         block = "\n".join(code for _, code in group)
         block = re.sub(r"--trials \d+ --electrodes \d+", "--trials 40 --electrodes 16", block)

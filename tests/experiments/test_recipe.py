@@ -199,5 +199,5 @@ def test_recipes_are_listed_by_group() -> None:
     groups = list(dict.fromkeys(entry.group for entry in entries))
     assert groups == list(RECIPE_GROUPS) and sorted(e.name for e in entries) == sorted(recipe_names())
     laptop = {entry.name for entry in entries if entry.group == groups[0]}
-    assert laptop == {"tiny", "tiny-transformer", "mode-ssm-small"}
+    assert laptop == {"tiny", "tiny-best", "tiny-transformer", "mode-ssm-small"}
     assert all("diary" not in e.name or e.group == DOCUMENTED_RUNS for e in entries)

@@ -1,6 +1,7 @@
-"""MODE-SSM on unusual trials: all four losses finite or 0, finite gradients, one trial or many."""
+"""Unusual trials: all losses finite or 0, finite gradients, one trial or many."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.joint import JointBeamSearch
 from arcuate.experiments.recipe import load_recipe
-from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
+from arcuate.losses.combined import LOSS_NAMES, compute_losses, compute_view_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model
-from arcuate.training.step import encode_for_training
+from arcuate.training.step import encode_for_training, split_views
 
 SMALL = [
     "encoder.width=8",
@@ -39,15 +40,19 @@ def make_model(*overrides: str) -> tuple[Model, object]:
     return Model(config), recipe.loss
 
 
+def padded(references: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.zeros(len(references), max(1, *map(len, references)), dtype=torch.int64)
+    for row, u in zip(tokens, references, strict=True):
+        row[: len(u)] = torch.tensor(u, dtype=torch.int64)
+    return tokens, torch.tensor([len(u) for u in references])
+
+
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("bidirectional", ["false", "true"])
 def test_all_losses_and_gradients_are_finite(odd: str, bidirectional: str) -> None:
     model, loss = make_model(f"encoder.bidirectional={bidirectional}", "front_end.normalise=none")
     n_bins, references = ODD[odd]
-    tokens = torch.zeros(len(references), max(1, *map(len, references)), dtype=torch.int64)
-    for row, u in zip(tokens, references, strict=True):
-        row[: len(u)] = torch.tensor(u, dtype=torch.int64)
-    n_tokens = torch.tensor([len(u) for u in references])
+    tokens, n_tokens = padded(references)
     clean = torch.randn(len(references), max(n_bins), 4)
     session = torch.zeros(len(references), dtype=torch.int64)
     outputs = encode_for_training(
@@ -56,10 +61,41 @@ def test_all_losses_and_gradients_are_finite(odd: str, bidirectional: str) -> No
         match_flow=True,
     )
     losses = compute_losses(outputs, tokens, n_tokens, loss, torch.full((len(references), 2), 0.5))
-    assert tuple(losses) == tuple(head for head in LOSS_NAMES if head not in ("intermediate", "custom"))
+    assert tuple(losses) == ("ctc", "rnnt", "mode", "denoise")
     assert all(bool(values.isfinite().all()) for values in losses.values())
     assert (losses["rnnt"] > 0).all()  # a transducer can emit more tokens than there are frames
     weighted_loss(losses, loss).sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_losses_beside_ctc_are_finite(odd: str) -> None:
+    """Two views, intermediate CTC, alignment, distillation and reconstruction, with trials that CTC cannot align."""
+    overrides = [
+        *("encoder.width=8", "encoder.depth=2", "front_end.normalise=none", "loss.ctc.zero_infinity=true"),
+        *("loss.consistency.weight=0.2", "loss.intermediate.layers=[1]", "loss.alignment.weight=0.3"),
+        *("reconstruction.enabled=true", "augment.time_masks={n_masks: 1, max_bins: 5}"),
+    ]
+    recipe = load_recipe("tiny", overrides)
+    torch.manual_seed(0)
+    model = Model(ModelConfig(settings=recipe.model, n_channels=4, sessions=("s",), classes=CLASSES))
+    n_bins, references = ODD[odd]
+    tokens, n_tokens = padded(references)
+    clean = torch.randn(len(references), max(n_bins), 4)
+    bins = torch.cat([clean.clone(), clean.clone()])
+    bins[:, : max(n_bins) // 2] = 0  # masked
+    session = torch.zeros(len(bins), dtype=torch.int64)
+    inputs = ModelInputs(
+        bins, torch.tensor(n_bins * 2), session, tokens.repeat(2, 1), clean.repeat(2, 1, 1), layers=(1,)
+    )
+    outputs = encode_for_training(model, inputs)
+    teacher = torch.randn_like(outputs.log_probs["ctc"][: len(references)]).log_softmax(-1)
+    views = split_views(replace(outputs, teacher=teacher), 2)
+    losses = compute_view_losses(views, tokens, n_tokens, recipe.loss)
+    beside = {"ctc", "intermediate", "consistency", "alignment", "distillation", "reconstruction"}
+    assert losses.keys() == beside == set(LOSS_NAMES) - {"rnnt", "mode", "denoise", "custom"}
+    assert all(bool(values.isfinite().all()) for values in losses.values()), losses
+    weighted_loss(losses, recipe.loss).sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
