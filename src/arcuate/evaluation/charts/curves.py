@@ -222,7 +222,7 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
-    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 4 if right else -4}
+    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 0 if right else -4}
     text = [
         base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
         for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
