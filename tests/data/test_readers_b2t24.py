@@ -176,6 +176,14 @@ def test_plain_arrays_in_place_of_cells_are_unreadable(tmp_path: Path) -> None:
     assert "cell array" in unreadable(tmp_path)
 
 
+def test_a_variable_that_scipy_leaves_out_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for some files whose variable is damaged behind its header."""
+    write_mat(tmp_path / "train" / "t12.2022.04.28.mat", [noise(20, 8)], ["Hi."])
+    load = scipy.io.loadmat
+    monkeypatch.setattr(scipy.io, "loadmat", lambda *a, **k: {n: v for n, v in load(*a, **k).items() if n != "tx1"})
+    assert "tx1 is not a cell array" in unreadable(tmp_path)
+
+
 def test_numbers_of_trials_must_agree(tmp_path: Path) -> None:
     write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Only one."], [1, 1])
     assert "2 trials but sentenceText has 1" in unreadable(tmp_path)

@@ -178,9 +178,10 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
         raise UnreadableFile(summarise_error(error)) from error
     data: dict[str, list[Any]] = {}
     for name in features.names:
-        if stored[name].dtype != object:
+        cells = stored.get(name)  # scipy leaves out a variable that is damaged behind its header
+        if not isinstance(cells, np.ndarray) or cells.dtype != object:
             raise UnreadableFile(f"{name} is not a cell array with one cell per trial")
-        data[name] = list(stored[name].ravel())
+        data[name] = list(cells.ravel())
     data["sentenceText"] = _parse_sentences(stored.get("sentenceText"))
     data["blockIdx"] = _parse_blocks(stored.get("blockIdx"))
     n_trials = len(data[features.names[0]])
