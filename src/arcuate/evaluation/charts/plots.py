@@ -13,7 +13,7 @@ import numpy as np
 
 from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, rounded
 from arcuate.evaluation.charts.curves import ValueAxis, limit_rule
-from arcuate.evaluation.charts.formats import percent
+from arcuate.evaluation.charts.formats import interval, percent
 from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.charts.theme import colour
 
@@ -53,7 +53,7 @@ def session_chart(
         {
             "session": r.session, "name": names[r.session], "rate": None if r.rate is None else rounded(r.rate),
             "low": r.low, "high": r.high, "note": r.note, "series": r.series, "hollow": r.hollow,
-            "interval": "" if r.low is None or r.high is None else f"{100 * r.low:.1f} – {100 * r.high:.1f} %",
+            "interval": interval((r.low, r.high)),
         }
         for r in rates
     ]  # fmt: skip
