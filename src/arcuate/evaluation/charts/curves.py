@@ -226,11 +226,14 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
     place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 0 if right else -4}
-    text = [
-        base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
-        for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
-    ]
-    return [*text, ring]
+    return [*haloed(base.encode(text="text:N"), **place, fontWeight=600), ring]
+
+
+def haloed(base: Chart, **place: Any) -> list[Chart]:
+    """Text over a halo in the colour of the page, readable on lines."""
+    ink = place.pop("color", colour("ink"))
+    looks: list[dict[str, Any]] = [{"stroke": colour("paper"), "strokeWidth": 4}, {"color": ink}]
+    return [base.mark_text(**place, **look) for look in looks]
 
 
 def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
@@ -251,12 +254,11 @@ def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
         data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
         base = alt.Chart(data).encode(x="step:Q")
         right = step > last / 2
-        text = base.mark_text(
-            align="right" if right else "left", dx=-5 if right else 5, color=colour("orange"), fontSize=12
-        )
+        text = base.encode(text="event:N", y=alt.value(8 + 17 * i))
+        place: dict[str, Any] = {"align": "right" if right else "left", "dx": -5 if right else 5, "fontSize": 12}
         layers += [
             base.mark_rule(color=colour("orange"), strokeDash=[2, 3], strokeWidth=1.5),
-            text.encode(text="event:N", y=alt.value(8 + 17 * i)),
+            *haloed(text, color=colour("orange"), **place),
         ]
     return layers
 
