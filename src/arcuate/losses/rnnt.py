@@ -244,7 +244,7 @@ def _backward_recursion(blank: Tensor, emit: Tensor, end: tuple[Tensor, Tensor, 
     """beta of every node, by anti-diagonal; `end` indexes the node after the final blank. (N + 1, B, U + 1)"""
     n, n_trials, columns = blank.shape
     betas = blank.new_full((n + 1, n_trials, columns), -torch.inf)
-    betas[end] = 0.0
+    betas.index_put_(end, betas.new_zeros(()))  # assigning a number would copy it to the device, and wait for it
     for i in reversed(range(n)):
         beta = betas[i + 1] + blank[i]
         beta[:, :-1] = torch.logaddexp(beta[:, :-1], betas[i + 1, :, 1:] + emit[i, :, :-1])
