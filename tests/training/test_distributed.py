@@ -1,20 +1,25 @@
 """Devices and numbers of several processes, on a stand-in for CUDA and on parts of a batch."""
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import arcuate
 from arcuate import progress
 from arcuate.data.batching import Batch, prefetch, training_batches
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.live.decoder import StreamingDecoder
 from arcuate.losses import combined
 from arcuate.losses.config import CTCSettings, CustomLossSettings, ModeLossSettings
 from arcuate.models.config import RuntimeSettings
@@ -278,14 +283,40 @@ def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) ->
     assert memory_mb(torch.device("cuda:3")) == 3.0
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_every_command_sets_both_switches_of_tf32(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, tf32: bool) -> None:
+def _load_offline() -> None:
+    arcuate.load("run", device="cuda")
+
+
+def _load_stream() -> None:
+    StreamingDecoder.load("run", device="cuda")
+
+
+def _configure() -> None:
+    configure_runtime(RuntimeSettings(device="cuda", threads=torch.get_num_threads()))
+
+
+def _configure_tf32() -> None:
+    configure_runtime(RuntimeSettings(device="cuda", tf32=True, threads=torch.get_num_threads()))
+
+
+@pytest.mark.parametrize("start", [_configure, _configure_tf32, _load_offline, _load_stream])
+def test_everything_that_computes_sets_both_switches_of_tf32(
+    start: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
     """torch allows TF32 in cuDNN by default, so an evaluation would round more coarsely than its training."""
     set_to: list[str] = []
+    tf32 = start is _configure_tf32
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    configure_runtime(RuntimeSettings(device="cuda", tf32=tf32, threads=torch.get_num_threads()))
+    loading = [("arcuate.decoding.decoder", "find_checkpoint"), ("arcuate.live.decoder", "find_source")]
+    for name, find in loading:
+        source = SimpleNamespace(config=SimpleNamespace(runtime=RuntimeSettings()), checkpoint=Path("run"))
+        monkeypatch.setattr(f"{name}.{find}", lambda *arguments, source=source: source)
+        monkeypatch.setattr(f"{name}.load_model", lambda checkpoint: (_ for _ in ()).throw(UserError("loading")))
+    monkeypatch.setattr("arcuate.live.decoder.open_run", Path)
+    with pytest.raises(UserError, match="loading") if start in (_load_offline, _load_stream) else nullcontext():
+        start()
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert set_to == ["high" if tf32 else "highest"]
 
