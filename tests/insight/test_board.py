@@ -110,6 +110,7 @@ def test_pages_are_rendered_on_demand(folder: Path) -> None:
         answer = web.get(address)
         assert answer.status_code == 200, answer.text
         check_page(answer.text)
+    assert "<h2>1. first: " in answer.text and "<b>Purpose:</b>" in answer.text and "**" not in answer.text
     assert not (folder / "first" / "report.html").exists()
     found = web.get("/api/compare?run=first&run=sub/second").json()
     assert "second is better than first" in found["sentences"][0]
