@@ -73,7 +73,7 @@ class ConsistencySettings(Settings):
 
 
 class AlignmentSettings(Settings):
-    """Cross-entropy on the model's own Viterbi CTC alignment, for fine-tuning a trained CTC model.
+    """Cross-entropy on the model's own Viterbi CTC alignment; intended for fine-tuning a trained CTC model.
 
     The alignment is recomputed at every step; the reduction is that of `loss.ctc`. To enable it in one stage only, set
     `stages.losses.alignment`.
