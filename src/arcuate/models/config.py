@@ -101,7 +101,7 @@ class FrontEndSettings(Settings):
         1500,
         ge=50,
         le=100_000,
-        description="Rolling statistics: earlier bins count at most as much as this many bins (1500 = 30 s).",
+        description="Maximum weight, in bins, of the bins before the trial in rolling statistics (1500 = 30 s).",
     )
     smoothing: SmoothingSettings = SmoothingSettings()
     session_layer: SessionLayerSettings = SessionLayerSettings()
