@@ -308,7 +308,7 @@ def decode(
 
 
 def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcription) -> None:
-    """Write the lines and their summary into the run folder; the latest decoding of a split replaces the previous one."""
+    """Write the lines and their summary into the run folder; a new decoding of a split replaces the previous one."""
     folder = find_checkpoint(run, checkpoint)
     state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
     selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
