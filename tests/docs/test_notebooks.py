@@ -12,8 +12,8 @@ SMALLER = {
     r"\bSTEPS = 400\b": "STEPS = 12",
     r"\bSTEPS, SENTENCES = 400, 20\b": "STEPS, SENTENCES = 12, 4",
     r"\bSTEPS = 150\b": "STEPS = 60",
-    r"\bn_trials=120\b": "n_trials=30",
-    r"\bn_electrodes=64\b": "n_electrodes=16",
+    r"\bn_trials=1[0-9]0\b": "n_trials=30",
+    r"\bn_electrodes=(32|64)\b": "n_electrodes=16",
     r'out="notebook/calibrated"': 'out="notebook/calibrated", settings={"steps": 10}',
 }
 
