@@ -21,7 +21,7 @@ def test_the_python_section_trains_evaluates_and_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, count = re.subn(r'"train.steps": \d+', '"train.steps": 30', "\n".join(blocks()))
+    code, count = re.subn(r'"train.steps": \d+', '"train.steps": 60', "\n".join(blocks()))
     assert count == 1
     names: dict[str, object] = {}
     exec(compile(code, str(README), "exec"), names)  # the README is ours

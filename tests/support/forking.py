@@ -40,7 +40,7 @@ def server() -> Path:
         cwd=Path(__file__).parents[1],
     )
     assert started.stdout is not None and started.stdout.readline() == b"ready\n"
-    atexit.register(started.kill)
+    atexit.register(started.communicate)  # ends it by closing its stdin
     return path
 
 

@@ -51,7 +51,7 @@ class Fuse:
         setattr(owner, name, wrapped)
 
 
-def half_a_line(path: Path, row: dict[str, Any]) -> None:
+def half_a_line(path: Path, *rows: dict[str, Any]) -> None:
     with path.open("a") as file:
         file.write('{"step": ')
 
