@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,11 @@ IMPORTED_ONCE = (
     "arcuate.insight.ablation",
     "arcuate.insight.comparison",
 )
+OF_EXTRAS = ("altair", "optuna")  # imported by the commands that need them, if they are installed
 
 if __name__ == "__main__":
     for module in IMPORTED_ONCE:
+        import_module(module)
+    for module in filter(find_spec, OF_EXTRAS):
         import_module(module)
     serve(sys.argv[1])
