@@ -29,6 +29,7 @@ from arcuate.experiments.sweep import (
     summarise_study,
     to_distribution,
 )
+from arcuate.experiments.sweep import sweep as run_sweep
 from arcuate.insight.sweep import sweep_page
 from support.pages import check_page
 
@@ -185,6 +186,38 @@ def test_a_trial_that_did_not_finish_is_never_the_best(sweep: Any, monkeypatch: 
     result = summarise_study(sweep.out, study)
     assert result.best is None and result.trials[0].state == "fail"
     assert result.trials[0].reason == "stopped by the guard at step 2 of 600"
+
+
+FAILS_AT_FIRST = """
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+if not (run.parents[1] / "space is free").exists():
+    sys.exit("error: the disk is full")
+run.mkdir()
+(run / "recipe.yaml").write_text("train: {steps: 4}")
+(run / "metrics.jsonl").write_text(json.dumps({"step": 4, "split": "val", "per": 0.5}) + "\\n")
+print(json.dumps({"best_per": 0.5, "steps": 4}))
+"""
+
+
+def test_a_trial_that_ended_with_an_error_is_tried_again_by_the_same_command(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", FAILS_AT_FIRST))
+    monkeypatch.setattr("arcuate.experiments.sweep.unfinished_reason", lambda run: None)
+    arguments = ("tiny", space_file(tmp_path, SPACE), cohort_store, tmp_path / "out")
+
+    def states() -> list[str]:
+        return [t.state for t in run_sweep(*arguments, overrides=FEW, n_trials=2).trials]
+
+    assert states() == ["fail", "fail"]
+    (tmp_path / "space is free").touch()
+    assert states() == ["fail", "fail", "complete", "complete"]
+    result = run_sweep(*arguments, overrides=FEW, n_trials=2)
+    assert [t.state for t in result.trials] == ["fail", "fail", "complete", "complete"]
+    assert [t.overrides for t in result.trials[:2]] == [t.overrides for t in result.trials[2:]]
+    assert [Path(t.run).name for t in result.trials] == ["trial-0000", "trial-0001"] * 2
 
 
 # The command

@@ -110,6 +110,7 @@ def test_pages_are_rendered_on_demand(folder: Path) -> None:
         answer = web.get(address)
         assert answer.status_code == 200, answer.text
         check_page(answer.text)
+    assert "<h2>1. first: " in answer.text and "<b>Purpose:</b>" in answer.text and "**" not in answer.text
     assert not (folder / "first" / "report.html").exists()
     found = web.get("/api/compare?run=first&run=sub/second").json()
     assert "second is better than first" in found["sentences"][0]
@@ -131,13 +132,17 @@ def test_other_hosts_and_origins_are_refused(folder: Path) -> None:
     answer = web.get("/")
     assert answer.status_code == 200 and "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     assert "unsafe-eval" not in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
 
 
 def test_a_token_is_required_where_the_board_is_public(folder: Path) -> None:
     web = client(refreshed(folder), Access("0.0.0.0", "correct-horse"))
     assert web.get("/api/runs").status_code == 401
     assert web.get("/api/runs?token=wrong-token").status_code == 401
-    assert web.get("/?token=correct-horse").status_code == 200  # which sets the cookie
+    answer = web.get("/?token=correct-horse")
+    assert answer.status_code == 200 and {"HttpOnly", "SameSite=strict"} <= set(
+        answer.headers["Set-Cookie"].split("; ")
+    )
     assert web.get("/api/runs").status_code == 200
 
 
