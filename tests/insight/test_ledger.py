@@ -93,6 +93,8 @@ DAMAGE = {
     "empty log": lambda p: (p / "metrics.jsonl").write_text(""),
     "broken environment": lambda p: (p / "environment.json").write_text("{"),
     "data is not a mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
+    "split is not text": lambda p: (p / "environment.json").write_text('{"selected_on": ["val"]}'),
+    "splits of the log are not text": lambda p: (p / "metrics.jsonl").write_text('{"step": 1, "split": {"a": []}}\n'),
     "broken results": lambda p: (p / "results" / "val.json").write_text("[]"),
 }
 
@@ -105,7 +107,7 @@ def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: 
     rows = rows_of(tmp_path)
     assert rows["intact"]["problems"] == [] and rows["intact"]["best_per"] is not None
     assert "broken" in rows
-    if kind not in ("unusual log", "empty log", "data is not a mapping"):
+    if kind not in ("unusual log", "empty log", "data is not a mapping") and "not text" not in kind:
         assert rows["broken"]["problems"]
     assert "broken" in write_ledger(tmp_path)
 

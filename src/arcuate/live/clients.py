@@ -109,7 +109,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen()  # else another server could take the port meanwhile
     except OSError as error:
         listener.close()
-        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
+        option = "--host" if isinstance(error, socket.gaierror) else "--port"
+        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another {option}") from None
     return listener
 
 
@@ -126,11 +127,11 @@ def _split_url(url: str) -> SplitResult:
 
 
 class TokenBucket:
-    """Token-bucket rate limit: `rate` messages per second, with bursts of up to one second's worth."""
+    """Token-bucket rate limit: `rate` messages per second, with bursts of up to the messages of `burst_s`."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic, burst_s: float = 1.0) -> None:
         self.rate, self._clock = rate, clock
-        self._capacity = max(1.0, rate)
+        self._capacity = max(1.0, burst_s * rate)
         self._tokens, self._updated = self._capacity, clock()
 
     def take(self) -> bool:
