@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import arcuate
+from support.forking import PROGRAM, arcuate, forking_environment, start
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -96,18 +96,19 @@ def run(command: str, folder: Path) -> None:
         done = arcuate(*shlex.split(command, comments=True)[1:], cwd=folder, environment=environment())
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return
-    script = f'arcuate() {{ {shlex.quote(sys.executable)} -m arcuate "$@"; }}\n{command}'
+    script = f'arcuate() {{ {shlex.join(PROGRAM)} "$@"; }}\n{command}'
+    variables = forking_environment(environment())
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 def serve(command: str, folder: Path) -> None:
     """Start a server on a free port, wait for its address, stop it."""
-    words = [sys.executable, "-m", *shlex.split(command), "--port", "0"]
-    with subprocess.Popen(
-        words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    words = [*shlex.split(command)[1:], "--port", "0"]
+    with start(
+        *words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as server:
         assert server.stdout is not None
         printed: list[str] = []

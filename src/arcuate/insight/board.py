@@ -305,8 +305,9 @@ class PreparedBoard:
     def run(self) -> None:
         from arcuate.live.web import bounded_config, run_until_signal
 
+        config = bounded_config(make_app(self.board, self.access))
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        run_until_signal(bounded_config(make_app(self.board, self.access)), self.listener)
+        run_until_signal(config, self.listener)
 
 
 def prepare_board(
