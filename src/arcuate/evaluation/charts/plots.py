@@ -307,8 +307,8 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
     for side, first, last in (("left", 0.0, 0.25), ("center", 0.25, 0.75), ("right", 0.75, 1.01)):  # stay inside
         placed = [r for r in data if first <= (r["estimate"] - domain[0]) / (domain[1] - domain[0]) < last]
         if placed:
-            text = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
-            layers += haloed(text, align=side, dy=-13, fontSize=11.5)
+            texts = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
+            layers += haloed(texts, align=side, dy=-13, fontSize=11.5)
     return finish(alt.layer(*layers), title, label, 44 * len(rows) + 10)
 
 
