@@ -32,6 +32,7 @@ from arcuate.training import step as step_module
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, init_distributed, own_device
 from arcuate.training.guard import Guard, Verdict
+from arcuate.training.loop import _Loop
 from arcuate.training.loop import train as train_loop
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import DeviceMetrics, compute_gradients, encode_for_training, make_encode, read_metrics
@@ -239,6 +240,16 @@ def test_parts_of_a_batch_add_up_to_its_metrics(
     for name in ("loss", "blank_share", "length_ratio"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+def test_an_incident_names_the_trials_of_all_processes(cohort_store: Path, tmp_path: Path) -> None:
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=5")
+    state = make_state(store, recipe, tmp_path / "run")
+    whole, own = planned_batches(store, recipe)[0], planned_batches(store, recipe, (0, 2))[0]
+    metrics = compute_gradients(state, partial(encode_for_training, state.model), [own], CPU, Part(0, 2)).read()
+    _Loop(state, CPU, Callback(), Part(0, 2)).respond(Verdict("warn", "collapse"), metrics, [own])
+    (row,) = read_jsonl(state.run.incidents_file)
+    assert row["trials"] == [t.id for t in whole.trials] and len(own.trials) == 3
 
 
 def test_an_infinite_loss_of_a_repeated_trial_does_not_count(cohort_store: Path, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ class _Loop:
             "action": verdict.action,
             "reason": verdict.reason,
             "metrics": metrics.to_dict(),
-            "trials": [t.id for b in batches for t in b.trials[: b.n_counted]],
+            "trials": [t.id for b in batches for t in b.all_trials],
         }
         if verdict.kind != "search" and (bad_bins := _find_bad_bins(batches)):
             row["bad_bins"] = bad_bins
