@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate import __version__
+from arcuate.data.alphabet import error_rate_name
 from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
 from arcuate.decoding.exported.graph_check import OPERATORS
 from arcuate.decoding.exported.read import (
@@ -48,8 +49,9 @@ _EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), 
 
 @dataclass(frozen=True)
 class Int8Comparison:
-    """PER of the int8 and the fp32 graph on the same trials, by greedy decoding."""
+    """PER (of a character model: CER) of the int8 and the fp32 graph on the same trials, by greedy decoding."""
 
+    measure: str
     n_trials: int
     per_fp32: float
     per_int8: float
@@ -60,6 +62,20 @@ class Int8Comparison:
     @property
     def is_acceptable(self) -> bool:
         return self.difference <= MAX_INT8_LOSS
+
+    def summary(self) -> str:
+        text = (
+            f"{self.measure} {100 * self.per_int8:.2f} % in int8, {100 * self.per_fp32:.2f} % in fp32 on"
+            f" {self.n_trials} trials: {100 * self.difference:+.2f} points, 95 % interval {100 * self.low:+.2f} to"
+            f" {100 * self.high:+.2f}"
+        )
+        if self.is_acceptable:
+            return text
+        limit = f"{100 * MAX_INT8_LOSS:g} points"
+        return f"{text}\nint8 costs more than {limit} of {self.measure} here: export in fp32, without --int8"
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self) | {"acceptable": self.is_acceptable}
 
 
 @dataclass(frozen=True)
@@ -76,23 +92,16 @@ class ExportResult:
     int8: Int8Comparison | None  # None: fp32, or no trials to compare on
 
     def summary(self) -> str:
-        """Size and contents, and the PER difference of int8: one line each."""
+        """Size and contents, and what int8 costs: one line each."""
         words = f"{self.n_words:,} words, {self.lm}" if self.lm else "phonemes only"
         text = (
             f"{self.path}: {self.n_bytes / 1e6:.1f} MB, {self.precision}, {len(self.sessions)} sessions, {words},"
             f" model delay {self.delay_ms:g} ms"
         )
-        if self.int8 is None:
-            return text
-        c = self.int8
-        advice = "" if c.is_acceptable else "; more than 0.2 points: export without --int8"
-        return (
-            f"{text}\nPER {100 * c.per_int8:.2f} % in int8, {100 * c.per_fp32:.2f} % in fp32 on {c.n_trials} trials:"
-            f" {100 * c.difference:+.2f} points, 95 % interval {100 * c.low:+.2f} to {100 * c.high:+.2f}{advice}"
-        )
+        return text if self.int8 is None else f"{text}\n{self.int8.summary()}"
 
     def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
+        return fields_to_dict(self) | {"int8": None if self.int8 is None else self.int8.to_dict()}
 
 
 def export(
@@ -337,4 +346,5 @@ def _compare_int8(
         logger.info("int8 was not compared with fp32: fewer than two labelled validation trials")
         return None
     per_fp32, per_int8 = (total(scores).rate or 0.0 for scores in (fp32, int8))
-    return Int8Comparison(len(int8), per_fp32, per_int8, found.rate, found.low, found.high)
+    measure = error_rate_name(model.config.classes)
+    return Int8Comparison(measure, len(int8), per_fp32, per_int8, found.rate, found.low, found.high)
