@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
@@ -42,7 +43,7 @@ from arcuate.training import loop
 
 SEEDS = (0, 1)
 STEPS = 160
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "data.batching": {"kind": "bucketed", "batch_size": 6, "pool": 16},
     "encoder": {"kind": "gru", "width": 64, "depth": 1, "dropout": 0.1, "learned_initial_state": True},
     "front_end.patch": {"bins": 12, "stride": 6},
@@ -239,8 +240,11 @@ def _write_fault(store: Path, fault: str) -> None:
             elif kind == "labels":  # the label of another chosen trial that fits
                 others = [tokens for tokens in labels if len(tokens) <= len(trial["tokens"])]
                 trial["tokens"] = others[rng.integers(len(others))]
-            elif kind == "padded":
-                trial["tokens"] = trial["tokens"] + [SILENCE] * max(0, min(12, len(bins) // 15 - len(trial["tokens"])))
+            elif kind == "padded":  # with as many silences as CTC can align, which takes two frames each
+                tokens, window = trial["tokens"], RECIPE["front_end.patch"]
+                n_frames = (len(bins) - window["bins"]) // window["stride"] + 1
+                n_spare = n_frames - len(tokens) - sum(a == b for a, b in pairwise(tokens))
+                trial["tokens"] = tokens + [SILENCE] * max(0, min(12, n_spare // 2))
             file["bins"][first : first + trial["n_bins"]] = bins
         trial["sha256"] = hash_trial(hash_bins(bins), trial["tokens"], trial["text"])
     manifest["hashes"]["train"] = f"{fault} {manifest['hashes']['train']}"[:64]

@@ -172,9 +172,11 @@ def test_python_rejects_invalid_input(run: Path) -> None:
         model.log_probs(np.zeros((10, 32)), "t15.1999.01.01")
 
 
-def test_dry_run_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
-    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "--dry-run", "--json")
+def test_dry_run_writes_nothing_and_warns(cohort_store: Path, tmp_path: Path) -> None:
+    planned = ["train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "optimizer.eps=0.1"]
+    done = arcuate(*planned, "--dry-run", "--json")
     assert one_object(done.stdout)["dry_run"] is True
+    assert "lower optimizer.eps" in " ".join(done.stderr.split())
     assert not (tmp_path / "r").exists()
 
 

@@ -541,8 +541,25 @@ class Change:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
-    return list(_changes("", before, after))
+    if type(a) is not type(b):
+        before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
+        return list(_changes("", before, after))
+    return [change for change in _setting_changes("", a, b) if change.path.partition(".")[0] not in ignore]
+
+
+def _setting_changes(path: str, a: BaseModel, b: BaseModel) -> Iterator[Change]:
+    """Differences between settings of one class. Only what differs is converted to plain values, which is slow."""
+    for name, info in type(a).model_fields.items():
+        before, after = getattr(a, name), getattr(b, name)
+        if before == after:
+            continue
+        key = info.alias or name
+        where = f"{path}.{key}" if path else key
+        if isinstance(before, BaseModel) and type(before) is type(after):
+            yield from _setting_changes(where, before, after)
+        else:
+            plain = (s.model_dump(mode="json", by_alias=True, include={name})[key] for s in (a, b))
+            yield from _changes(where, *plain)
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:

@@ -2,12 +2,14 @@
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from arcuate.config import Change, to_yaml
+from arcuate.config import Change, to_tree, to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
+    DESCRIPTIVE_KEYS,
     OFFICIAL,
     compare_recipes,
     diff_recipes,
@@ -28,7 +30,7 @@ def warnings(name: str, *overrides: str) -> list[str]:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_nothing_differs_from_itself(name: str) -> None:
-    assert diff_recipes(load_recipe(name), load_recipe(name)) == []
+    assert diff_recipes(load_recipe(name), load_recipe(name, ["notes=a second object"])) == []
 
 
 def test_both_directions_report_the_same_changes() -> None:
@@ -36,6 +38,24 @@ def test_both_directions_report_the_same_changes() -> None:
     for a, b in combinations(recipes, 2):
         turned = {(c.path, str(c.after), str(c.before)) for c in diff_recipes(b, a)}
         assert {(c.path, str(c.before), str(c.after)) for c in diff_recipes(a, b)} == turned
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {path: tree}
+    return {k: v for key, value in tree.items() for k, v in leaves(value, f"{path}.{key}" if path else key).items()}
+
+
+def test_changes_are_the_values_of_the_written_recipes() -> None:
+    recipes = [load_recipe(name) for name in recipe_names()]
+    for a, b in combinations(recipes, 2):
+        before, after = (leaves({k: v for k, v in to_tree(r).items() if k not in DESCRIPTIVE_KEYS}) for r in (a, b))
+        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        found = diff_recipes(a, b)
+        assert {p for p in changed if not any(p == c.path or p.startswith(f"{c.path}.") for c in found)} == set()
+        for change in found:
+            assert leaves(change.before, change.path).items() <= before.items()
+            assert leaves(change.after, change.path).items() <= after.items()
 
 
 def test_a_change_has_a_path_and_both_values() -> None:

@@ -27,6 +27,18 @@ def test_healthy_short_run_gets_no_advice(tmp_path: Path) -> None:
     assert (diagnosis.suggestion, diagnosis.causes) == ("nothing needs to be fixed", ())
 
 
+@pytest.mark.parametrize(("epochs", "advised"), [(8, False), (250, True)])
+def test_masks_are_advised_to_long_healthy_runs_with_their_evidence(epochs: int, advised: bool) -> None:
+    long = replace(log(falling(end=0.2)), n_trials_seen=100 * epochs, n_train=100)
+    measurements, _, _ = measure(long)
+    causes = find_causes(Finding("healthy", (), None), measurements)
+    assert [cause.because for cause in causes] == (
+        ["the run has 250 epochs; published results show 18 % fewer word errors from heavy masking after 250 epochs"]
+        if advised
+        else []
+    )
+
+
 def test_suggestions_exclude_current_settings() -> None:
     overfit = log(falling(end=0.3), np.r_[falling(6.5, 1.0, n=40), np.linspace(1, 3, 60)], falling(7.0, 0.01))
     for settings, advised in (({}, True), (dict(MASKED), False)):

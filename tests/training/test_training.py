@@ -1,5 +1,7 @@
 """Parts of the training loop: gradients, optimizer groups, averages, precision."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.config import Ema, Precision, Swa
 from arcuate.training.environment import Distributed, choose_precision
 from arcuate.training.loop import _find_bad_bins
+from arcuate.training.loop import train as run_loop
 from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training
@@ -198,3 +201,28 @@ def test_bad_bins_of_an_incident_are_named(cohort_store: Path) -> None:
         f"trial {first}: 2 values are not finite",
         f"trial {second}: all bins are the same",
     ]
+
+
+def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path, tmp_path: Path) -> None:
+    """Consecutive steps never fail, so only the share of skipped updates ends the run; no bad update is applied."""
+    store = Store.open(cohort_store)
+    small = ["train.log_every=2", "train.validate_every=100", "train.checkpoint_every=2", "data.batching.batch_size=4"]
+    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false")
+    state = make_state(store, recipe, tmp_path / "run")
+    batches = planned_batches(store, recipe)
+    drawn: list[int] = []
+
+    def draw() -> Iterator[Batch]:
+        for position in range(1000):
+            drawn.append(position)
+            yield batches[position]
+
+    for parameter in state.model.parameters():
+        parameter.register_hook(lambda gradient: gradient * math.nan if drawn[-1] % 2 else gradient)
+    with pytest.raises(UserError, match=r"of the last \d updates skipped, after a lower learning rate and a rewind"):
+        run_loop(state, draw(), None, CPU, Callback(), Stop())
+    incidents = [row for row in read_jsonl(state.run.incidents_file) if row["kind"] == "skips"]
+    assert [row["action"] for row in incidents] == ["reduce_lr", "rewind", "stop"]
+    assert incidents[0]["lr_scale"] == 0.8
+    assert len(drawn) < 30
+    assert all(bool(p.isfinite().all()) for p in state.model.parameters())

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,13 @@ class Recipe(TrainingConfig, _Identity):
 
 def recipe_names() -> list[str]:
     """Names of the packaged recipes."""
+    return list(_recipe_names())
+
+
+@cache
+def _recipe_names() -> tuple[str, ...]:
     folder = files("arcuate") / "experiments" / "recipes"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    return tuple(sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml")))
 
 
 def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
@@ -72,10 +78,17 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         tree, name, migrate = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
+        if not overrides and name in _recipe_names():
+            return _packaged_recipe(name)
         tree, migrate = resolve_recipe(name), any(_is_run_recipe(place) for place, _ in _lineage(name))
     apply_overrides(tree, overrides)
     with trust_code(not migrate):  # a recipe that the user names may import code, the one of a run folder may not
         return parse_settings(Recipe, tree, name, migrate=migrate)
+
+
+@cache
+def _packaged_recipe(name: str) -> Recipe:
+    return parse_settings(Recipe, resolve_recipe(name), name)
 
 
 def _is_run_recipe(place: "Place") -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 0.7  # seconds between scans of the folder
 _FIRST_S = 0.8  # seconds spent on the first, incomplete rows of a large folder
+_PAUSE_S = 0.001  # after each complete row, so that requests are answered while a large folder is read
 _ACTIVE_S = 90.0  # a run whose log was written this recently is still training
 _CURVE_POINTS = 40  # points in the sparkline of a row
 _MAX_SELECTED = 24
@@ -98,6 +99,7 @@ class Board:
     version: int = 0
     _cache: dict[Path, _CachedRun] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _listed: threading.Event = field(default_factory=threading.Event, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _thread: threading.Thread | None = field(default=None, repr=False)
 
@@ -120,6 +122,10 @@ class Board:
         with self._lock:
             rows = [known.row for known in self._cache.values()]
         return sorted(rows, key=lambda row: (row.started, row.name), reverse=True)
+
+    def wait_until_listed(self) -> None:
+        """Return when the first scan has listed all runs, or soon after."""
+        self._listed.wait(2 * _FIRST_S)
 
     def run(self, name: str) -> Run:
         """Look up a run by its name on the board; paths outside the folder cannot be reached."""
@@ -153,8 +159,9 @@ class Board:
                 before = self._cache.get(path)
                 row = _quick_row(path, name, before.row if before else None) if time.monotonic() < first else None
                 self._put(path, _CachedRun((), row or BoardRow(name)))
+        self._listed.set()
         for path, signature in changed:
-            if self._stop.is_set() or (deadline is not None and time.monotonic() > deadline):
+            if self._stop.wait(_PAUSE_S) or (deadline is not None and time.monotonic() > deadline):
                 return
             entry = read_entry(path, self._name(path))
             self._put(path, _CachedRun(signature, _full_row(entry, self._earlier(entry)), entry))
@@ -373,6 +380,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/api/runs")
     def runs(version: int = -1) -> Response:
+        board.wait_until_listed()
         if board.has_failed:
             return json_response({"error": "the board has stopped reading runs; see its output and restart it"}, 503)
         if version == board.version:

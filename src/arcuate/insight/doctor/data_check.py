@@ -126,7 +126,7 @@ def _check_bins(
             progress(i, len(scanned), "checking trials")
     n = len(scanned)
     yield from _fault(
-        "non-finite bins", "contain NaN or infinite bins, which make the loss non-finite",
+        "non-finite bins", "contain NaN or infinite bins, which the model reads as 0",
         "prepare the source again, which excludes these trials, or repair them", non_finite, n, 0.0,
     )  # fmt: skip
     per_session = Counter(t.session for t in scanned)
