@@ -18,6 +18,8 @@ from arcuate.data.readers.nwb import EXPORTED
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from support.cli import assert_refused
+from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 pytest.importorskip("pynwb", reason="pynwb is not installed")
@@ -217,3 +219,4 @@ def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file
     shown = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert shown["mapping"]["text"] == "text"
+    assert_refused(arcuate("prepare", file, tmp_path / "other.nwb", "--describe"), "--describe takes one file")

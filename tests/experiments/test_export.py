@@ -1,6 +1,7 @@
 """`arcuate export` on run folders, and the commands that accept an exported model."""
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -210,6 +211,17 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "give a store to replay with --data")
     assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "must end in .arcx")
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
+    run, target = str(folder / "run"), str(tmp_path / "m.arcx")
+    assert_refused(arcuate("export", run, target, "--no-words", "--lm", "x.alm"), "--no-words leaves out")
+    assert_refused(arcuate("export", run, target, "--no-words", "--data", str(folder / "store")), "--int8 and --web")
+    assert_refused(arcuate("export", run, target, "--no-words", "--int8", "--data", "none"), "no store at none")
+    os.mkfifo(tmp_path / "pipe.arcx")
+    assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), "--no-words"), "is not a regular file")
+    assert not Path(target).exists()
+    store = str(folder / "store")
+    assert_refused(arcuate("decode", model, "--data", store, "--checkpoint", "last"), "needs a run folder")
+    renamed = shutil.copy(model, tmp_path / "model.zip")
+    assert arcuate("decode", str(renamed), "--data", store, "--json").returncode == 0
     text = tmp_path / "notes.arcx"
     text.write_text("notes")
     assert_refused(arcuate("export", str(folder / "run"), str(text), "--no-words"), "is not an earlier model.arcx")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +13,7 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import error_rate_name
-from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
+from arcuate.decoding.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
 from arcuate.decoding.exported.graph_check import OPERATORS
 from arcuate.decoding.exported.read import (
     FORMAT,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
 _N_COMPARED = 200  # trials on which int8 is compared with fp32
-_EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
+_EXPORTS = OutputKind(STARTS_AS_EXPORT, "model.arcx")
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,13 @@ def export(
         raise UserError(f"{path} must end in .arcx, the suffix of exported models")
     if find_spec("onnx") is None:
         raise UserError("exporting needs the onnx package; install with: pip install 'arcuate[export]'")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is not a regular file; choose another name")
     check_writable(path, kind=_EXPORTS)
+    if not words and (lm, lexicon, decoding) != ("default", "default", None):
+        raise UserError("--no-words leaves out the word search; remove --lm, --lexicon and --config, or --no-words")
+    if data is not None and not int8 and web is None:
+        raise UserError("--data names the trials for --int8 and --web; add one of them, or remove --data")
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
@@ -149,6 +154,8 @@ def export(
         known = ", ".join(model.config.sessions)
         raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
     search = load_search(model, lm, lexicon, decoding) if words else None
+    if data is not None:  # refused before anything is written
+        _validation_trials(folder, model, model.config.sessions if session is None else (session,), data, "")
     origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
@@ -299,15 +306,21 @@ def _write_web(
 def _validation_trials(
     run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None, consequence: str
 ) -> "ReplayTrials | None":
-    """Validation trials of the run's store or of `data`; None, with a message, if there are none."""
+    """Validation trials of `data`, or of the run's store: None, with a message, if there are none."""
     from arcuate.evaluation.evaluate import find_source, open_store
     from arcuate.live.sources.replay import select_trials
 
     try:
         store = open_store(find_source(run, "best"), data)
+        if store.n_channels != model.config.n_channels:
+            expected = model.config.n_channels
+            raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {expected}")
+        store.check_classes(model.config.classes)
         front_end = model.config.settings.front_end
         return select_trials(store, sessions, front_end.normalise, front_end.log1p)
     except UserError as error:
+        if data is not None:
+            raise
         logger.info(f"{consequence}: {error}")
         return None
 
