@@ -53,6 +53,17 @@ def test_an_error_is_a_failed_check_and_the_others_still_run(monkeypatch: pytest
         selftest("tpu")
 
 
+def test_the_named_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not the first one: `--device cuda:1`."""
+    given: list[str] = []
+    monkeypatch.setattr(module, "prepare", lambda *arguments: None)
+    monkeypatch.setattr(module, "simulate", lambda *arguments, **options: None)
+    monkeypatch.setattr(module.Store, "open", lambda path: None)
+    monkeypatch.setattr(module, "train", lambda *arguments, overrides: given.extend(overrides) or "run")
+    machine = module._Machine(torch.device("cuda:1"), False, tmp_path)
+    assert machine.trained == "run" and "runtime.device=cuda:1" in given
+
+
 @pytest.mark.parametrize(("group", "code"), [(good, 0), (broken, 1)])
 def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch, group: module.Group, code: int) -> None:
     only(monkeypatch, group)

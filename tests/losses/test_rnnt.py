@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
-from arcuate.losses.rnnt import chunked_rnnt_loss
+from arcuate.losses.rnnt import Lengths, _lattice_loss, _node_log_probs, chunked_rnnt_loss
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -124,6 +125,49 @@ def test_chunked_loss_equals_the_loss(nodes):
     with torch.no_grad():
         again = chunked_rnnt_loss(join, frames, predicted, targets, *lengths, nodes=nodes)
     torch.testing.assert_close(again, results[0][0], atol=1e-10, rtol=0)
+
+
+@quick
+@given(cases())
+def test_all_nodes_at_once_equal_the_nodes_of_each_trial(case):
+    """As other devices than a CPU compute them: values and gradients, whatever the nodes beyond a trial hold."""
+    logits, targets, n_frames, n_tokens, blank = case
+    sizes = list(zip(n_frames.tolist(), n_tokens.tolist(), strict=True))
+    results = []
+    for given_sizes in (sizes, None):
+        own = logits.clone().requires_grad_()
+        losses = _lattice_loss(*_node_log_probs(own, targets, given_sizes, blank, False), n_frames, n_tokens)
+        results.append((losses, *torch.autograd.grad(losses.square().sum(), own)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+def test_a_device_needs_as_many_kernels_for_many_trials_as_for_one():
+    """On the meta device, which computes nothing; a kernel per trial and frame would take seconds to launch."""
+    counts = []
+    for n_trials in (1, 6):
+        frames, predicted, weight = (
+            torch.randn(*s, device="meta") for s in ((n_trials, 50, 6), (n_trials, 5, 6), (5, 6))
+        )
+        predicted.requires_grad_()
+        lengths = torch.full((n_trials,), 50), torch.full((n_trials,), 4)
+        on_device = [length.to("meta") for length in lengths]
+        targets = torch.ones(n_trials, 4, dtype=torch.int64, device="meta")
+        join = lambda f, p, w=weight: torch.tanh(f[:, :, None] + p[:, None]) @ w.t()
+        with _CountOperations() as counted:
+            chunked_rnnt_loss(join, frames, predicted, targets, *on_device, on_host=Lengths(*lengths)).sum().backward()
+        counts.append(counted.n)
+    assert counts[0] == counts[1] < 2000
+
+
+class _CountOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n += 1
+        return function(*args, **(kwargs or {}))
 
 
 def test_single_precision_over_a_long_trial():

@@ -15,7 +15,11 @@ _READING_OPS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "bi
 
 
 class DeviceTensor(torch.Tensor):
-    """A CPU tensor that plays one on a device: everything computed from it is one too, and reads are counted."""
+    """A CPU tensor that plays one on a device: everything computed from it is one too, and reads are counted.
+
+    `x[0] = 1.0` and `x[indices] = 1.0` count as well: torch makes a tensor of the number on the host, and waits for its
+    copy to the device. `x[1:] = 1.0` is a fill, and does not wait.
+    """
 
     reads: ClassVar[Counter[str]] = Counter()
 
@@ -27,6 +31,10 @@ class DeviceTensor(torch.Tensor):
                 cls.reads[name] += 1
                 plain = [a.as_subclass(torch.Tensor) if isinstance(a, DeviceTensor) else a for a in args]
                 return function(*plain, **(kwargs or {}))
+        if name == "__setitem__" and isinstance(args[0], DeviceTensor) and isinstance(args[2], (int, float)):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(i, torch.Tensor) for i in index) or args[0][args[1]].ndim == 0:
+                cls.reads["assigned number"] += 1
         return super().__torch_function__(function, types, args, kwargs)
 
 

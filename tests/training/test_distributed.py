@@ -1,21 +1,29 @@
 """Devices and numbers of several processes, on a stand-in for CUDA and on parts of a batch."""
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import arcuate
 from arcuate import progress
 from arcuate.data.batching import Batch, prefetch, training_batches
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.live.decoder import StreamingDecoder
+from arcuate.losses import combined
+from arcuate.losses.config import CTCSettings, CustomLossSettings, ModeLossSettings
 from arcuate.models.config import RuntimeSettings
+from arcuate.models.interfaces import Outputs
 from arcuate.models.runtime import choose_device, configure_runtime
 from arcuate.training import step as step_module
 from arcuate.training.environment import Distributed, init_distributed, own_device
@@ -194,6 +202,71 @@ def test_an_infinite_loss_of_a_repeated_trial_does_not_count(cohort_store: Path,
     idle = dataclasses.replace(idle, trials=(trial,), tokens=tokens, n_tokens=torch.tensor([1000]))
     found = compute_gradients(state, partial(encode_for_training, state.model), [idle], CPU, Part(1, 2)).read()
     assert (found.loss, found.grad_norm) == (0.0, 0.0)
+    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+    assert gradients and all(bool((g == 0).all()) for g in gradients)
+
+
+def test_all_processes_judge_the_gradient_norm_of_rank_0(cohort_store: Path, tmp_path: Path) -> None:
+    """GPUs of different kinds round differently; a guard that judged its own norm could rewind on one of them only."""
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=4")
+    state = make_state(store, recipe, tmp_path / "run")
+    encode = partial(encode_for_training, state.model)
+    sent: list[torch.Tensor] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Recorded(Distributed):
+        """Sums on rank 1 with what rank 0 sent."""
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            sent.append(values.clone())
+            return values + sent[0] if self.rank else values
+
+    state.unread_update_ratio = torch.tensor(0.25)
+    main = compute_gradients(state, encode, [planned_batches(store, recipe, (0, 2))[0]], CPU, Recorded(0, 2)).read()
+    state.unread_update_ratio = torch.tensor(0.75)
+    batch = planned_batches(store, recipe, (1, 2))[0]
+    other = compute_gradients(state, encode, [batch], CPU, Recorded(1, 2)).read()
+    assert (other.grad_norm, other.update_ratio) == (main.grad_norm, main.update_ratio)
+    assert main.grad_norm > 0 and main.update_ratio == 0.25
+
+
+class _FrameLoss:
+    """A loss that uses the frames alone."""
+
+    def __init__(self, settings: CustomLossSettings) -> None:
+        pass
+
+    def __call__(self, outputs: Outputs, tokens: torch.Tensor, n_tokens: torch.Tensor) -> torch.Tensor:
+        return outputs.frames.square().mean((1, 2))
+
+
+@pytest.mark.parametrize("n_counted", [2, 0])
+def test_a_custom_loss_trains_the_same_in_several_processes(
+    n_counted: int, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    """DistributedDataParallel needs a gradient of every output that is not detached, and a custom loss may use any."""
+    monkeypatch.setattr(combined, "component_class", lambda group, kind: _FrameLoss)
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=2", "mode.enabled=true")
+    custom = CustomLossSettings.model_construct(kind="frames", weight=1.0)
+    losses = recipe.loss.model_copy(
+        update={"custom": custom, "ctc": CTCSettings(weight=0.0), "mode": ModeLossSettings(weight=0.0)}
+    )
+    recipe = recipe.model_copy(update={"loss": losses})
+    state = make_state(store, recipe, tmp_path / "run")
+    batch = dataclasses.replace(planned_batches(store, recipe)[0], n_counted=n_counted)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        encode = make_encode(state.model, recipe, CPU, Distributed(0, 2))
+        for _ in range(2):  # the second step fails if the reducer still waits for gradients of the first
+            compute_gradients(state, encode, [batch], CPU, Distributed(0, 2))
+    finally:
+        dist.destroy_process_group()
+    averaged = {name: p.grad for name, p in state.model.named_parameters() if p.grad is not None}
+    compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed())
+    alone = {name: p.grad for name, p in state.model.named_parameters() if p.grad is not None}
+    assert alone and alone.keys() <= averaged.keys()
+    for name, gradient in averaged.items():  # the mean over two processes of which one has all trials
+        torch.testing.assert_close(gradient, 2 * alone[name] if name in alone else torch.zeros_like(gradient))
 
 
 def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
@@ -210,14 +283,40 @@ def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) ->
     assert memory_mb(torch.device("cuda:3")) == 3.0
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_every_command_sets_both_switches_of_tf32(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, tf32: bool) -> None:
+def _load_offline() -> None:
+    arcuate.load("run", device="cuda")
+
+
+def _load_stream() -> None:
+    StreamingDecoder.load("run", device="cuda")
+
+
+def _configure() -> None:
+    configure_runtime(RuntimeSettings(device="cuda", threads=torch.get_num_threads()))
+
+
+def _configure_tf32() -> None:
+    configure_runtime(RuntimeSettings(device="cuda", tf32=True, threads=torch.get_num_threads()))
+
+
+@pytest.mark.parametrize("start", [_configure, _configure_tf32, _load_offline, _load_stream])
+def test_everything_that_computes_sets_both_switches_of_tf32(
+    start: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
     """torch allows TF32 in cuDNN by default, so an evaluation would round more coarsely than its training."""
     set_to: list[str] = []
+    tf32 = start is _configure_tf32
     monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    configure_runtime(RuntimeSettings(device="cuda", tf32=tf32, threads=torch.get_num_threads()))
+    loading = [("arcuate.decoding.decoder", "find_checkpoint"), ("arcuate.live.decoder", "find_source")]
+    for name, find in loading:
+        source = SimpleNamespace(config=SimpleNamespace(runtime=RuntimeSettings()), checkpoint=Path("run"))
+        monkeypatch.setattr(f"{name}.{find}", lambda *arguments, source=source: source)
+        monkeypatch.setattr(f"{name}.load_model", lambda checkpoint: (_ for _ in ()).throw(UserError("loading")))
+    monkeypatch.setattr("arcuate.live.decoder.open_run", Path)
+    with pytest.raises(UserError, match="loading") if start in (_load_offline, _load_stream) else nullcontext():
+        start()
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert set_to == ["high" if tf32 else "highest"]
 

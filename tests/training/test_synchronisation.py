@@ -10,6 +10,7 @@ from arcuate.data.store import Store
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.training.environment import Distributed
 from arcuate.training.modes import Modes
+from arcuate.training.optim import typical_gradient
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step
 from support.devices import DeviceTensor, counted_reads, on_device
 from support.training import make_state, planned_batches, small_overrides
@@ -53,3 +54,21 @@ def test_one_read_per_step(case: str, cohort_store: Path, tmp_path: Path) -> Non
         assert again.read().update_ratio is not None  # the size of the update comes with the next metrics
         if state.stage is not None:
             state.start_next_stage()
+
+
+def test_the_size_of_gradients_is_one_read(cohort_store: Path, tmp_path: Path) -> None:
+    """It is computed in runs that are short for their updates; a fused optimizer counts its steps on the device."""
+    store = Store.open(cohort_store)
+    state = make_state(store, load_recipe("tiny", small_overrides("tiny")), tmp_path / "run")
+    state.model.train()
+    encode = partial(encode_for_training, state.model)
+    for group in state.optimizer.param_groups:
+        group["lr"] = 1e-3
+    compute_gradients(state, encode, [planned_batches(store, state.recipe)[0]], torch.device("cpu"), Distributed())
+    apply_update(state)
+    expected = typical_gradient(state.optimizer)
+    for values in state.optimizer.state.values():
+        values.update({name: tensor.as_subclass(DeviceTensor) for name, tensor in values.items()})
+    with counted_reads() as reads:
+        assert typical_gradient(state.optimizer) == expected is not None
+    assert sum(reads.values()) == 1, reads

@@ -12,10 +12,11 @@ from arcuate.data.trial import Trial
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.errors import UserError
 from arcuate.hub import local_path
+from arcuate.models.config import RuntimeSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.runtime import choose_device
+from arcuate.models.runtime import choose_device, configure_cuda
 from arcuate.run import find_checkpoint
 
 
@@ -25,6 +26,7 @@ def load(path: str | Path, checkpoint: str = "best", device: str = "cpu", revisi
     `revision` is a branch, tag or commit of a model on the hub, as in hf:ORG/NAME@REVISION.
     """
     target = choose_device(device, "device")
+    configure_cuda(RuntimeSettings(), target)
     model = load_model(find_checkpoint(local_path(path, revision), checkpoint)).to(target)
     return Decoder(model.eval())
 

@@ -180,7 +180,7 @@ class _Machine:
     def trained(self) -> TrainResult:
         """A small run, trained in one process."""
         if self._trained is None:
-            overrides = [*_SMALL_RUN, f"runtime.device={self.device.type}"]
+            overrides = [*_SMALL_RUN, f"runtime.device={self.device}"]
             self._trained = train("tiny", self.store, self.folder / "run", overrides=overrides)
         return self._trained
 
@@ -525,7 +525,7 @@ def _memory_bound(device: torch.device) -> str | None:
 
 def _check_streaming(machine: _Machine) -> Iterator[Check]:
     """Time per frame of a small model without a word search."""
-    decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=machine.device.type)
+    decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=str(machine.device))
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
     deadline_ms = float(BIN_MS * decoder.layout.stride)
     values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)

@@ -132,8 +132,8 @@ def train(
     """Train a recipe on a prepared store and write the run folder `run`.
 
     `recipe` is a packaged recipe by name, a YAML file or run folder by path, or a `Recipe`. `overrides` is a mapping
-    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run bit for bit where it stopped.
-    `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
+    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, on a CPU bit for
+    bit. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
     optimizer state too. `dry_run` checks recipe and data, and writes nothing.
 
     SIGINT, SIGTERM, SIGHUP or `stop.request()`, from a callback or another thread, end training within one step, with

@@ -24,7 +24,7 @@ from arcuate.live.engine import Engine, Rescorer, load_search, make_engine
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import StreamState
-from arcuate.models.runtime import choose_device
+from arcuate.models.runtime import choose_device, configure_cuda
 from arcuate.progress import Progress, logger
 from arcuate.run import open_run
 
@@ -80,7 +80,9 @@ class StreamingDecoder(SentenceStream):
         """
         adaptation = optional_adaptation(adapt, adapt_settings)
         source = find_source(open_run(path), checkpoint)
-        model = load_model(source.checkpoint).to(choose_device(device, "device"))
+        target = choose_device(device, "device")
+        configure_cuda(source.config.runtime, target)
+        model = load_model(source.checkpoint).to(target)
         chosen = choose_head(source, head)
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:

@@ -73,7 +73,7 @@ def compute_losses(
         losses["denoise"] = flow_loss(outputs.flow, outputs.n_frames)
     if settings.reconstruction.weight > 0 and outputs.reconstruction is not None:
         losses["reconstruction"] = reconstruction_loss(outputs.reconstruction, outputs.n_frames)
-    if settings.custom is not None and settings.custom.weight > 0:
+    if settings.has_custom and settings.custom is not None:
         losses["custom"] = _custom_loss(outputs, tokens, n_tokens, settings.custom)
     return losses
 

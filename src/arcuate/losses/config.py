@@ -133,3 +133,7 @@ class LossSettings(Settings):
     custom: Annotated[SerializeAsAny[CustomLossSettings], plugin_validator("losses")] | None = Field(
         None, description="User-defined loss; null = none."
     )
+
+    @property
+    def has_custom(self) -> bool:
+        return self.custom is not None and self.custom.weight > 0

@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from arcuate.errors import UserError
 
-_NODES = 4096  # lattice nodes joined at a time by `chunked_rnnt_loss`
+# Lattice nodes joined at a time by `chunked_rnnt_loss`: on a CPU few enough for its cache, elsewhere enough for the
+# kernels to take longer than their launch.
+_NODES_ON_CPU, _NODES_ON_DEVICE = 4096, 65536
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Lengths:
         return list(zip(self.n_frames.tolist(), self.n_tokens.tolist(), strict=True))
 
 
+Sizes = list[tuple[int, int]]  # frames and tokens of each trial
 Join = Callable[[Tensor, Tensor], Tensor]  # (B, t, W), (B, U + 1, W) -> (B, t, U + 1, V)
 
 
@@ -71,7 +74,7 @@ def chunked_rnnt_loss(
     n_frames: Tensor,
     n_tokens: Tensor,
     blank: int = 0,
-    nodes: int = _NODES,
+    nodes: int | None = None,
     on_host: Lengths | None = None,
 ) -> Tensor:
     """`rnnt_loss` of join(frames, predicted), without holding all logits (B, T, U + 1, V) at once. (B,)
@@ -79,20 +82,26 @@ def chunked_rnnt_loss(
     Logits are computed for about `nodes` lattice nodes at a time and recomputed in the backward pass (gradient
     checkpointing): memory falls from B T U V to nodes V at the cost of one additional joiner pass. With the lengths
     `on_host` nothing is read back from the device. The classes of the targets are not checked.
+
+    A CPU leaves out the nodes beyond the length of each trial; other devices compute them with the others, in as many
+    kernels as for one trial, and `_lattice_loss` ignores them.
     """
     on_host = on_host or Lengths(n_frames.cpu(), n_tokens.cpu())
     _check_inputs((*frames.shape[:2], predicted.shape[1]), targets, on_host)
+    by_trial = frames.device.type == "cpu"
+    nodes = nodes or (_NODES_ON_CPU if by_trial else _NODES_ON_DEVICE)
     length = max(1, nodes // (predicted.shape[0] * predicted.shape[1]))
 
-    def node_log_probs(part: Tensor, predicted: Tensor, sizes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    def node_log_probs(part: Tensor, predicted: Tensor, sizes: Sizes | None) -> tuple[Tensor, Tensor]:
         return _node_log_probs(join(part, predicted), targets, sizes, blank, reuse_logits=True)
 
     blanks, emissions = [], []
     for first in range(0, frames.shape[1], length):
         part = frames[:, first : first + length]
-        n_part = [(min(max(t - first, 0), part.shape[1]), u) for t, u in on_host.pairs]
-        if torch.is_grad_enabled():
-            log_probs = checkpoint(node_log_probs, part, predicted, n_part, use_reentrant=False)
+        n_part = [(min(max(t - first, 0), part.shape[1]), u) for t, u in on_host.pairs] if by_trial else None
+        if torch.is_grad_enabled():  # the joiner draws no random numbers
+            arguments = (part, predicted, n_part)
+            log_probs = checkpoint(node_log_probs, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
             log_probs = node_log_probs(part, predicted, n_part)
         blanks.append(log_probs[0])
@@ -101,18 +110,21 @@ def chunked_rnnt_loss(
 
 
 def _node_log_probs(
-    logits: Tensor, targets: Tensor, sizes: list[tuple[int, int]], blank: int, reuse_logits: bool
+    logits: Tensor, targets: Tensor, sizes: Sizes | None, blank: int, reuse_logits: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the blank and of the next token at every node; `sizes` are frames and tokens per trial.
 
-    2 x (B, T, U + 1)
+    Without `sizes`, those of nodes beyond the length of a trial are computed as well. 2 x (B, T, U + 1)
     """
-    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(logits, targets, sizes, blank, reuse_logits)
+    parts: list[tuple[int | slice, int, int]] = [(slice(None), logits.shape[1], targets.shape[1])]
+    if sizes is not None:
+        parts = [(i, t, u) for i, (t, u) in enumerate(sizes)]
+    log_probs: tuple[Tensor, Tensor] = _NodeLogProbs.apply(logits, targets, parts, blank, reuse_logits)
     return log_probs
 
 
 class _NodeLogProbs(torch.autograd.Function):
-    """Fused log-softmax and gather of blank and next token, on each trial's valid nodes only.
+    """Fused log-softmax and gather of blank and next token, on each trial's valid nodes only, or on all at once.
 
     With p the softmax of the logits at a node, the gradient is d_blank (onehot(blank) - p) + d_emit (onehot(next) - p).
     So the normaliser (log-sum-exp) of each node is all that is saved in addition to the logits.
@@ -120,14 +132,15 @@ class _NodeLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, targets: Tensor, *rest):  # type: ignore[no-untyped-def]
-        ctx.nodes, ctx.blank, ctx.reuse = rest
+        ctx.parts, ctx.blank, ctx.reuse = rest
         dtype = torch.promote_types(logits.dtype, torch.float32)
         norms, blanks, emissions = logits.new_zeros((3, *logits.shape[:3]), dtype=dtype)
-        for i, (t, u) in enumerate(ctx.nodes):
-            nodes = logits[i, :t, : u + 1].to(dtype)  # (t, u + 1, V)
+        for i, t, u in ctx.parts:
+            nodes = logits[i, :t, : u + 1].to(dtype)  # (t, u + 1, V), or of all trials (B, t, u + 1, V)
             norm = norms[i, :t, : u + 1] = nodes.logsumexp(-1)
             blanks[i, :t, : u + 1] = nodes[..., ctx.blank] - norm
-            emissions[i, :t, :u] = nodes.gather(-1, _next_token_index(targets[i, :u], t))[..., 0] - norm[:, :u]
+            tokens = nodes[..., :u, :].gather(-1, _next_token_index(targets[i, :u], t))[..., 0]
+            emissions[i, :t, :u] = tokens - norm[..., :u]
         ctx.save_for_backward(logits, targets, norms)
         return blanks, emissions
 
@@ -136,19 +149,19 @@ class _NodeLogProbs(torch.autograd.Function):
     def backward(ctx, d_blanks: Tensor, d_emissions: Tensor):  # type: ignore[no-untyped-def]
         logits, targets, norms = ctx.saved_tensors
         d_logits = logits.detach() if ctx.reuse else torch.zeros_like(logits)
-        for i, (t, u) in enumerate(ctx.nodes):
+        for i, t, u in ctx.parts:
             nodes, d_blank, d_emit = (x[i, :t, : u + 1] for x in (logits, d_blanks, d_emissions))
             d_nodes = (nodes - norms[i, :t, : u + 1, None]).exp_().mul_(-(d_blank + d_emit)[..., None])
             d_nodes[..., ctx.blank] += d_blank
-            d_nodes[:, :u].scatter_add_(-1, _next_token_index(targets[i, :u], t), d_emit[:, :u, None])
+            d_nodes[..., :u, :].scatter_add_(-1, _next_token_index(targets[i, :u], t), d_emit[..., :u, None])
             d_logits[i, :t, : u + 1] = d_nodes
             d_logits[i, t:], d_logits[i, :, u + 1 :] = 0.0, 0.0
         return d_logits, *[None] * 4
 
 
 def _next_token_index(targets: Tensor, n_frames: int) -> Tensor:
-    """The class of the next token at each node. (U,) -> (T, U, 1)"""
-    return targets.long().expand(n_frames, -1)[..., None]
+    """The class of the next token at each node. (…, U) -> (…, T, U, 1)"""
+    return targets.long()[..., None, :].expand(*targets.shape[:-1], n_frames, -1)[..., None]
 
 
 def _lattice_loss(
@@ -244,7 +257,7 @@ def _backward_recursion(blank: Tensor, emit: Tensor, end: tuple[Tensor, Tensor, 
     """beta of every node, by anti-diagonal; `end` indexes the node after the final blank. (N + 1, B, U + 1)"""
     n, n_trials, columns = blank.shape
     betas = blank.new_full((n + 1, n_trials, columns), -torch.inf)
-    betas[end] = 0.0
+    betas.index_put_(end, betas.new_zeros(()))  # assigning a number would copy it to the device, and wait for it
     for i in reversed(range(n)):
         beta = betas[i + 1] + blank[i]
         beta[:, :-1] = torch.logaddexp(beta[:, :-1], betas[i + 1, :, 1:] + emit[i, :, :-1])

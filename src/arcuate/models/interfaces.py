@@ -79,7 +79,7 @@ class ModelInputs:
     clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
     layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
     lengths: tuple[int, ...] | None = None  # `n_bins` on the host; without them some losses and encoders read it back
-    without_gradient: tuple[str, ...] = ()  # outputs (ctc, mode, reconstruction) that no loss uses
+    without_gradient: tuple[str, ...] = ()  # outputs (frames, ctc, mode, …) that no loss uses
 
 
 @dataclass(frozen=True)

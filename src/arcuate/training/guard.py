@@ -1,6 +1,6 @@
 """The guard: checks the metrics of every optimizer step before the update, and never changes the model.
 
-On a healthy run every verdict is `keep`, and training is bit-identical with and without the guard.
+On a healthy run every verdict is `keep`, and training is the same with and without the guard (on a CPU bit for bit).
 """
 
 import math

@@ -82,14 +82,15 @@ def set_eps(optimizer: torch.optim.Optimizer, eps: float) -> None:
 def typical_gradient(optimizer: torch.optim.Optimizer) -> float | None:
     """Return the median over the weights of Adam's root mean square gradient; None for SGD and before the first step.
 
-    Session layers are left out, because those without recent trials have no gradient.
+    Session layers are left out, because those without recent trials have no gradient. One read of the device: a fused
+    optimizer keeps its counts of steps there.
     """
     squares = [
-        state["exp_avg_sq"].flatten() / (1 - group["betas"][1] ** float(state["step"]))
+        state["exp_avg_sq"].flatten() / (1 - group["betas"][1] ** state["step"].double())
         for group in optimizer.param_groups
         if group["name"] != "session" and "betas" in group
         for parameter in group["params"]
-        if (state := optimizer.state.get(parameter)) and "exp_avg_sq" in state and state["step"] > 0
+        if (state := optimizer.state.get(parameter)) and "exp_avg_sq" in state
     ]
     return math.sqrt(float(torch.cat(squares).median())) if squares else None
 

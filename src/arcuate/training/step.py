@@ -28,7 +28,7 @@ Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the 
 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
-_VALUES = (*_SUMS, "grad_norm", "n_distinct", "loss_scale", "update_ratio")
+_VALUES = (*_SUMS, "grad_norm", "loss_scale", "update_ratio", "n_distinct")
 _INTERMEDIATE = "intermediate."  # prefix of the tensors of `EncodeModule`
 
 
@@ -94,18 +94,22 @@ def compute_gradients(
         # A process without trials of its own repeats one, because every process needs the graph; it must not count,
         # even if its loss is infinite.
         loss = per_trial.sum() if batch.n_counted else _zero_loss(outputs)
+        if distributed.size > 1 and loss_settings.has_custom:
+            loss = loss + _zero_loss(outputs)  # every output has a gradient, whatever the custom loss uses
         state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
             sums += _summarise(outputs, batch, loss, losses)
     grad_norm = _clip_gradients(state)
-    sums = distributed.sum(sums)
-    class_counts = sums[len(_SUMS) :]
-    class_counts[BLANK] = 0
     scale = state.scaler.scale(sums.new_ones(())) if state.scaler.is_enabled() else sums.new_zeros(())
     ratio = sums.new_full((), math.nan) if state.unread_update_ratio is None else state.unread_update_ratio
     state.unread_update_ratio = None
-    others = torch.stack([grad_norm.to(device), (class_counts > 0).sum(), scale.to(device), ratio.to(sums.dtype)])
-    values = torch.cat([sums[: len(_SUMS)], others])
+    # Every process computes these from the same gradients. Those of rank 0 count, because GPUs of different kinds may
+    # round differently, and all processes have to reach the same verdict.
+    own = torch.stack([grad_norm.to(device), scale.to(device), ratio.to(sums.dtype)])
+    summed = distributed.sum(torch.cat([sums, own if distributed.is_main else torch.zeros_like(own)]))
+    sums, class_counts, own = summed.split([len(_SUMS), n_classes, len(own)])
+    class_counts[BLANK].zero_()  # assigning a number would copy it to the device, and wait for the copy
+    values = torch.cat([sums, own, (class_counts > 0).sum()[None]])
     return DeviceMetrics(values, n_trials, n_classes, loss_settings, tuple(n for n in LOSS_NAMES if n in losses))
 
 
@@ -196,9 +200,14 @@ def forward(
 
 
 def _unused_outputs(loss: LossSettings, teacher: Teacher | None) -> tuple[str, ...]:
-    """Outputs that no loss uses."""
+    """Outputs that no loss uses; which ones a custom loss uses is not known, except that it gets no reconstruction."""
     weights = (loss.ctc.weight, loss.consistency.weight, loss.alignment.weight, teacher is not None)
-    used = {"ctc": any(weights), "mode": loss.mode.weight > 0, "reconstruction": loss.reconstruction.weight > 0}
+    used = {
+        "frames": loss.has_custom,
+        "ctc": loss.has_custom or any(weights),
+        "mode": loss.has_custom or loss.mode.weight > 0,
+        "reconstruction": loss.reconstruction.weight > 0,
+    }
     return tuple(name for name, is_used in used.items() if not is_used)
 
 
@@ -294,7 +303,7 @@ class EncodeModule(nn.Module):
     def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
         parts = tensors_from_outputs(encode_for_training(self.model, inputs, match_flow))
         # The reducer waits for the gradient of every parameter behind an output: detach outputs without a loss.
-        return {name: t.detach() if name in ("frames", *inputs.without_gradient) else t for name, t in parts.items()}
+        return {name: t.detach() if name in inputs.without_gradient else t for name, t in parts.items()}
 
 
 def tensors_from_outputs(outputs: Outputs) -> dict[str, Tensor]:
