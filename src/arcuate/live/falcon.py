@@ -129,8 +129,10 @@ def evaluate_falcon(
     if not root.is_dir():
         raise UserError(f"no folder {data}; give the folder of the FALCON H2 files")
     open_run(run)
-    root = root.parent if root.name in ("000950", "h2") else root
-    files = sorted(root.glob("*/*minival/*val*.nwb" if phase == "minival" else "*/eval/*val*.nwb"))
+    pattern = "*/*minival/*val*.nwb" if phase == "minival" else "*/eval/*val*.nwb"
+    if root.name in ("000950", "h2") and next(root.glob(pattern), None) is None:  # the release itself, not its parent
+        root = root.parent
+    files = sorted(root.glob(pattern))
     held_in = [file for file in files if "held-in" in file.name or "held_in" in file.name]
     if len(held_in) < _HELD_IN_SESSIONS:
         raise UserError(
