@@ -94,7 +94,7 @@ def test_texts_as_the_evaluator_compares_them() -> None:
 def test_incomplete_downloads_are_reported(falcon_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="0 held-in minival files"):
         evaluate_falcon(falcon_run, tmp_path)
-    with pytest.raises(UserError, match="no folder .*none"):
+    with pytest.raises(UserError, match=r"no folder .*none"):
         evaluate_falcon(falcon_run, tmp_path / "none")
     with pytest.raises(UserError, match="minival or test"):
         evaluate_falcon(falcon_run, tmp_path, phase="final")
