@@ -36,6 +36,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,7 @@ from arcuate.run import Run, find_checkpoint
 _NAN_EVERY_S = 10.0
 _NAN_BINS = 5
 _RECONNECT_EVERY_S = 20.0
+_TRY_AGAIN_LATER = 1013  # code of a WebSocket that is closed because another rig is connected
 
 
 @dataclass(eq=False)
@@ -73,7 +75,8 @@ class Stream:
     memory_mb: list[float] = field(default_factory=list)
     cpu_s: float = 0.0  # of servers that have ended, without loading
     cpu_at_start: float = 0.0
-    n_sent = n_lost = n_nan = n_reconnects = n_rejected = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # reasons
+    n_sent = n_lost = n_nan = n_reconnects = 0
 
     def start(self, args: argparse.Namespace) -> None:
         options = ["--source", "socket", "--port", str(self.port), "--record", str(self.folder / "recording")]
@@ -131,8 +134,10 @@ async def feed(stream: Stream, store: Store, trials: list[Any], args: argparse.N
 
     async def read_answers(connection: Any) -> None:
         with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
-            async for _ in connection:
-                stream.n_rejected += 1
+            async for message in connection:
+                stream.rejected[json.loads(message)["message"].partition(";")[0].partition(":")[0]] += 1
+        if connection.close_code == _TRY_AGAIN_LATER:
+            stream.rejected[str(connection.close_reason)] += 1
 
     async def send(message: str | bytes) -> None:
         nonlocal wire, answers
@@ -267,7 +272,7 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
         "bins_lost": sum(s.n_lost for s in streams),
         "bins_nan": sum(s.n_nan for s in streams),
         "reconnects_of_rigs": sum(s.n_reconnects for s in streams),
-        "messages_rejected": sum(s.n_rejected for s in streams),
+        "messages_rejected": dict(sum((s.rejected for s in streams), Counter())),
         "frames": total("n_frames"),
         "missed_deadlines": total("missed_deadlines"),
         "narrowed_frames": total("narrowed_frames"),

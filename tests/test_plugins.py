@@ -311,6 +311,8 @@ def test_names_of_skeletons_are_checked(tmp_path: Path) -> None:
         new("encoder", "My Encoder", tmp_path)
     with pytest.raises(UserError, match="encoder, reader, recipe"):
         new("loss", "mine", tmp_path)
+    with pytest.raises(UserError, match="module of Python"):
+        new("encoder", "json", tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Every promise of docs/reliability.md names tests that exist."""
+"""Every promise of docs/reliability.md and docs/security.md names tests that exist."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+PAGES = [(ROOT / "docs" / name).read_text("utf-8") for name in ("reliability.md", "security.md")]
 
 
 def promises() -> Iterator[tuple[str, str]]:
     """Rows of the tables that have a column `test`: promise, and the cell with its tests."""
     column = None
-    for line in PAGE.splitlines():
+    for line in "\n\n".join(PAGES).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         if "test" in cells:
             column = cells.index("test")
@@ -32,7 +32,7 @@ DEFINED = {
 
 
 def test_the_tables_are_found() -> None:
-    assert len(ROWS) > 40
+    assert len(ROWS) > 60
 
 
 @pytest.mark.parametrize(("promise", "tests"), ROWS, ids=[promise[:60] for promise, _ in ROWS])
@@ -42,3 +42,9 @@ def test_a_promise_has_tests_that_exist(promise: str, tests: str) -> None:
     for name in names:
         exists = (ROOT / name).exists() if "/" in name else name in DEFINED
         assert exists, f"{promise}: {name} does not exist"
+
+
+def test_tests_named_in_the_text_exist() -> None:
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page)}
+    paths = {path for page in PAGES for path in re.findall(r"`(tests/[\w/]+\.py)`", page)}
+    assert sorted(named - DEFINED.keys()) == [] and [path for path in sorted(paths) if not (ROOT / path).exists()] == []

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import arcuate
+from support.forking import PROGRAM, arcuate, forking_environment, start
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -103,20 +103,21 @@ def run(command: str, folder: Path) -> None:
         done = arcuate(*shlex.split(command, comments=True)[1:], cwd=folder, environment=environment())
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return
-    programs = {"arcuate": "-m arcuate", "python": "", "torchrun": "-m torch.distributed.run"}
-    functions = [f'{name}() {{ {shlex.quote(sys.executable)} {how} "$@"; }}' for name, how in programs.items()]
-    script = "\n".join([*functions, command])
+    python = shlex.quote(sys.executable)
+    programs = {"arcuate": shlex.join(PROGRAM), "python": python, "torchrun": f"{python} -m torch.distributed.run"}
+    script = "\n".join([*(f'{name}() {{ {program} "$@"; }}' for name, program in programs.items()), command])
+    variables = forking_environment(environment())
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 def serve(command: str, folder: Path) -> None:
     """Start a server on a free port, wait for its address, stop it."""
-    words = [sys.executable, "-m", *shlex.split(command), "--port", "0"]
-    with subprocess.Popen(
-        words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    words = [*shlex.split(command)[1:], "--port", "0"]
+    with start(
+        *words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as server:
         assert server.stdout is not None
         printed: list[str] = []

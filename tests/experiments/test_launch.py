@@ -31,6 +31,11 @@ def test_a_training_continues_when_its_job_starts_again(tmp_path: Path) -> None:
     assert tasks == ((*TRAIN[:-1], str(tmp_path / "run"), "train.steps=5", "--resume"),)
 
 
+def test_logs_go_to_the_folder_that_the_command_uses(tmp_path: Path) -> None:
+    folder, _ = plan_tasks([*TRAIN, f"--run={tmp_path / 'last'}"])
+    assert folder == tmp_path / "last" / "slurm"
+
+
 def test_every_seed_is_a_task_of_an_array(tmp_path: Path) -> None:
     job = launch([*TRAIN[:-1], str(tmp_path / "run"), "--seeds", "3"], dry_run=True)
     assert [task[-2:] for task in job.tasks] == [("--only", "0"), ("--only", "1"), ("--only", "2")]
@@ -68,6 +73,9 @@ def test_impossible_jobs_are_refused(words: list[str], problem: str) -> None:
         (SlurmSettings(time="soon"), "--time soon"),
         (SlurmSettings(time="2", signal_s=120), "leaves no time"),
         (SlurmSettings(time="1:59", signal_s=119), "leaves no time"),
+        (SlurmSettings(time="9" * 5000), "expected minutes"),
+        (SlurmSettings(name="a\nrm -r x #"), "control character"),
+        (SlurmSettings(sbatch={"comment": "a\nrm -r x #"}), "control character"),
         (SlurmSettings(sbatch={"array": "0-3"}), "set by arcuate launch itself"),
         (SlurmSettings(sbatch={"x\n#SBATCH --uid": "0"}), "long name"),
     ],

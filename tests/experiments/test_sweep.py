@@ -16,7 +16,7 @@ from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
 from arcuate.training.callbacks import Stop
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.forking import arcuate, start
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 from arcuate.experiments.journal import Journal
@@ -29,6 +29,7 @@ from arcuate.experiments.sweep import (
     summarise_study,
     to_distribution,
 )
+from arcuate.experiments.sweep import sweep as run_sweep
 from arcuate.insight.sweep import sweep_page
 from support.pages import check_page
 
@@ -187,6 +188,38 @@ def test_a_trial_that_did_not_finish_is_never_the_best(sweep: Any, monkeypatch: 
     assert result.trials[0].reason == "stopped by the guard at step 2 of 600"
 
 
+FAILS_AT_FIRST = """
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+if not (run.parents[1] / "space is free").exists():
+    sys.exit("error: the disk is full")
+run.mkdir()
+(run / "recipe.yaml").write_text("train: {steps: 4}")
+(run / "metrics.jsonl").write_text(json.dumps({"step": 4, "split": "val", "per": 0.5}) + "\\n")
+print(json.dumps({"best_per": 0.5, "steps": 4}))
+"""
+
+
+def test_a_trial_that_ended_with_an_error_is_tried_again_by_the_same_command(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", FAILS_AT_FIRST))
+    monkeypatch.setattr("arcuate.experiments.sweep.unfinished_reason", lambda run: None)
+    arguments = ("tiny", space_file(tmp_path, SPACE), cohort_store, tmp_path / "out")
+
+    def states() -> list[str]:
+        return [t.state for t in run_sweep(*arguments, overrides=FEW, n_trials=2).trials]
+
+    assert states() == ["fail", "fail"]
+    (tmp_path / "space is free").touch()
+    assert states() == ["fail", "fail", "complete", "complete"]
+    result = run_sweep(*arguments, overrides=FEW, n_trials=2)
+    assert [t.state for t in result.trials] == ["fail", "fail", "complete", "complete"]
+    assert [t.overrides for t in result.trials[:2]] == [t.overrides for t in result.trials[2:]]
+    assert [Path(t.run).name for t in result.trials] == ["trial-0000", "trial-0001"] * 2
+
+
 # The command
 
 
@@ -197,8 +230,8 @@ def command(store: Path, space: Path, out: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
-    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "--trials", "2")]
-    workers = [subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    words = command(cohort_store, space, out, "--trials", "2")
+    workers = [start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
     assert all("PER" in stderr for _, stderr in ends), "each had one to try"
@@ -208,7 +241,7 @@ def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     assert (output["best_per"], output["best_overrides"]) == (best["per"], best["overrides"])
     rows = [json.loads(line) for line in (Path(best["run"]) / "metrics.jsonl").read_text().splitlines()]
     assert min(r["per"] for r in rows if r["split"] == "val") == best["per"]
-    again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only prints the results
+    again = arcuate(*(a for a in words if a != "--json"))  # enough trials: only prints the results
     assert f"best: trial {best['number']}," in again.stdout
     assert f"arcuate train tiny --data {cohort_store} --run runs/best {' '.join(FEW)}" in again.stdout
 
@@ -229,8 +262,8 @@ def test_a_failed_trial_is_recorded_and_the_sweep_continues(cohort_store: Path, 
 
 def test_ctrl_c_stops_the_training_subprocess(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
-    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "train.steps=100000")]
-    worker = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = command(cohort_store, space, out, "train.steps=100000")
+    worker = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = out / "trial-0000" / "metrics.jsonl"
     while worker.poll() is None and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)

@@ -30,6 +30,7 @@ from arcuate.live import web
 from arcuate.live.clients import Access, bind, port_of
 from support.browser import find_chromium, launched, opened
 from support.fabricate_runs import make_run
+from support.forking import start
 from support.pages import check_page
 
 LOCAL = Access("127.0.0.1")
@@ -110,6 +111,7 @@ def test_pages_are_rendered_on_demand(folder: Path) -> None:
         answer = web.get(address)
         assert answer.status_code == 200, answer.text
         check_page(answer.text)
+    assert "<h2>1. first: " in answer.text and "<b>Purpose:</b>" in answer.text and "**" not in answer.text
     assert not (folder / "first" / "report.html").exists()
     found = web.get("/api/compare?run=first&run=sub/second").json()
     assert "second is better than first" in found["sentences"][0]
@@ -131,13 +133,17 @@ def test_other_hosts_and_origins_are_refused(folder: Path) -> None:
     answer = web.get("/")
     assert answer.status_code == 200 and "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     assert "unsafe-eval" not in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
 
 
 def test_a_token_is_required_where_the_board_is_public(folder: Path) -> None:
     web = client(refreshed(folder), Access("0.0.0.0", "correct-horse"))
     assert web.get("/api/runs").status_code == 401
     assert web.get("/api/runs?token=wrong-token").status_code == 401
-    assert web.get("/?token=correct-horse").status_code == 200  # which sets the cookie
+    answer = web.get("/?token=correct-horse")
+    assert answer.status_code == 200 and {"HttpOnly", "SameSite=strict"} <= set(
+        answer.headers["Set-Cookie"].split("; ")
+    )
     assert web.get("/api/runs").status_code == 200
 
 
@@ -209,8 +215,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_free_port_is_printed_and_a_signal_ends_the_board(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "arcuate", "board", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with start("board", tmp_path, "--port", "0", stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = next(line for line in process.stderr if "open http://" in line)

@@ -9,7 +9,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.files import write_json, write_jsonl
-from arcuate.insight.ledger import escape_markdown, write_ledger
+from arcuate.insight.ledger import escape_markdown, ledger_page, write_ledger
 from arcuate.insight.runs import find_runs, list_runs
 from arcuate.run import Run, open_run
 from support.cli import NO_TORCH, assert_refused
@@ -93,6 +93,8 @@ DAMAGE = {
     "empty log": lambda p: (p / "metrics.jsonl").write_text(""),
     "broken environment": lambda p: (p / "environment.json").write_text("{"),
     "data is not a mapping": lambda p: (p / "environment.json").write_text('{"data": 3, "started": 7}'),
+    "split is not text": lambda p: (p / "environment.json").write_text('{"selected_on": ["val"]}'),
+    "splits of the log are not text": lambda p: (p / "metrics.jsonl").write_text('{"step": 1, "split": {"a": []}}\n'),
     "broken results": lambda p: (p / "results" / "val.json").write_text("[]"),
 }
 
@@ -105,7 +107,7 @@ def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: 
     rows = rows_of(tmp_path)
     assert rows["intact"]["problems"] == [] and rows["intact"]["best_per"] is not None
     assert "broken" in rows
-    if kind not in ("unusual log", "empty log", "data is not a mapping"):
+    if kind not in ("unusual log", "empty log", "data is not a mapping") and "not text" not in kind:
         assert rows["broken"]["problems"]
     assert "broken" in write_ledger(tmp_path)
 
@@ -448,3 +450,10 @@ def test_misspelt_run_gets_the_nearest_one(tmp_path: Path) -> None:
         open_run(tmp_path / "frist")
     with pytest.raises(UserError, match="arcuate train"):
         open_run(tmp_path / "xyz")
+
+
+def test_the_page_of_the_diary_shows_names_as_they_are(tmp_path: Path) -> None:
+    make_run(tmp_path / "a|b<i>[c]*")
+    page = ledger_page(write_ledger(tmp_path))
+    assert "<td>a|b&lt;i&gt;[c]*</td>" in page and "<h2>1. a|b&lt;i&gt;[c]*: healthy</h2>" in page
+    assert "<li>" in page and "|---|" not in page and "<i>" not in page

@@ -70,6 +70,15 @@ def test_the_page_loads_nothing_from_other_hosts() -> None:
         assert "http://" not in text and "https://" not in text, path
 
 
+def test_answers_forbid_framing_foreign_content_and_storing(plain: Served) -> None:
+    for path in ("/", "/page/live.js", "/info", "/healthz", "/nothing"):
+        _, _, headers = plain.answer(path)
+        assert headers["Content-Security-Policy"].startswith("default-src 'self';"), path
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+        assert headers["Cache-Control"] == "no-store"
+
+
 # --- access ------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +108,8 @@ def test_other_addresses_need_a_token() -> None:
     assert token is not None and len(token) > 16
     with serving(decoder(), access=Access("0.0.0.0", "secret")) as served:
         assert served.get("/")[0] == 401 and served.get("/info?token=wrong")[0] == 401
-        assert served.get("/?token=secret")[0] == 200
+        status, _, headers = served.answer("/?token=secret")
+        assert status == 200 and {"HttpOnly", "SameSite=strict"} <= set(headers["Set-Cookie"].split("; "))
         assert served.get("/info", Authorization="Bearer secret")[0] == 200
         assert served.get("/healthz")[0] == 200  # contains no text
         assert rejection_status(served.url("/events")) == 403
@@ -209,6 +219,22 @@ def test_too_many_messages_per_second_are_rejected() -> None:
         assert all("too many" in message for message in asyncio.run(go()))
 
 
+def test_bins_that_arrived_while_the_server_was_held_up_are_accepted() -> None:
+    """Six seconds of a rig that sends bin by bin, read at once."""
+    limits = LIMITS.model_copy(update={"messages_per_s": 60.0})
+    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
+
+        async def go() -> dict:
+            async with events_and_frames(served) as (events, frames):
+                await frames.send('{"type": "mark", "trial": "mine"}')
+                for k, row in enumerate(bins(300)):
+                    await frames.send(pack_bins(row[None], first=k))
+                await frames.send('{"type": "end"}')
+                return await next_event(events, "final")
+
+        assert asyncio.run(go())["n_bins"] == 300
+
+
 def test_viewers_beyond_the_limit_are_rejected() -> None:
     limits = LIMITS.model_copy(update={"viewers": 2})
     with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
@@ -292,6 +318,9 @@ def test_a_viewer_that_joins_late_receives_the_current_state(replayed: Served) -
     snapshot = asyncio.run(go())
     assert snapshot["type"] == "snapshot" and len(snapshot["finals"]) >= 2
     assert snapshot["now"]["trial"]["trial"] and "replay" in snapshot["now"]
+    texts = [final["text"] for final in snapshot["finals"] if final["text"]]
+    health = replayed.get("/healthz")[1]
+    assert texts and not any(text in health for text in texts)  # health is readable without a token
 
 
 def test_a_restarted_server_shows_earlier_sentences(tmp_path: Path) -> None:

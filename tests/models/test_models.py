@@ -232,6 +232,15 @@ def test_low_rank_session_maps(from_previous, tmp_path):
     assert len(parameter_groups(model)["session"]) == 1 + 3 * 3
 
 
+def test_a_loaded_model_is_aligned_like_a_new_one(tmp_path):
+    """Tensors in a mapped file begin at any multiple of 4 bytes, and products round differently there."""
+    model = make_model(n_channels=4, width=5, depth=1)
+    save_model(tmp_path, model)
+    loaded, given = load_model(tmp_path).state_dict(), model.state_dict()
+    assert {n: t.data_ptr() % 64 for n, t in loaded.items()} == {n: t.data_ptr() % 64 for n, t in given.items()}
+    assert all(torch.equal(loaded[name], given[name]) for name in given)
+
+
 def test_low_rank_gradients_reach_the_shared_map_and_the_sessions_of_the_batch():
     model = make_model(session_layer=SessionLayerSettings(rank=2)).train()
     outputs = model(torch.randn(2, 20, 5), torch.tensor([20, 20]), torch.tensor([2, 0]))

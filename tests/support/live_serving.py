@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 
 import uvicorn
@@ -35,12 +36,17 @@ class Served:
         self.live, self.port = live, port
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
+        status, text, _ = self.answer(path, **headers)
+        return status, text
+
+    def answer(self, path: str, **headers: str) -> tuple[int, str, Message]:
+        """Status, content and headers."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
-                return answer.status, answer.read().decode()
+                return answer.status, answer.read().decode(), answer.headers
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            return error.code, error.read().decode(), error.headers
 
     def url(self, path: str) -> str:
         return f"ws://127.0.0.1:{self.port}{path}"

@@ -1,8 +1,10 @@
 """A small folder with every input that a command needs, and what each writing command does in it."""
 
+import atexit
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.store import Store
+from support.counts import THOROUGH
 from support.fabricate_runs import stuck_run
 from support.faults import Done, Fault, run, run_together
 from support.live_parts import ENTRIES
@@ -219,8 +222,19 @@ _ABORTED_BY_LIBRARIES = (
     "LLVM ERROR: out of memory",
     "bad_alloc",
     "process out of memory",
-)  # C++ code that ends without memory
+    "memory allocation of",
+)  # C++ and Rust code that ends without memory
 _WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
+
+
+checks: Counter[str] = Counter()  # faults that were tried, by command and kind
+
+
+@atexit.register
+def _print_checks() -> None:
+    if THOROUGH and checks:
+        print("\n".join(f"faults {name}: {n}" for name, n in sorted(checks.items())))
+        print(f"faults: {checks.total()} checks")
 
 
 class Bench:
@@ -281,6 +295,7 @@ class Bench:
             assert repeated.code == 0 or refused, where + f"then again: {repeated.stderr[-1500:]}"
             self._check_outputs(folder, where + "then again: ", complete=True)
         shutil.rmtree(folder)
+        checks[f"{self.name}, {fault.kind}"] += 1
         return done
 
     def check_together(self, n: int) -> list[Done]:
@@ -297,6 +312,7 @@ class Bench:
         for name in self.command.keep:
             assert _contents(folder / name) == _contents(self.workspace / name), where + f"{name} has changed"
         shutil.rmtree(folder)
+        checks[f"{self.name}, at once"] += 1
         return ended
 
     def _outputs(self, folder: Path) -> dict[str, bytes]:

@@ -32,7 +32,7 @@ def combine(
     fit: Annotated[
         bool,
         typer.Option(
-            "--fit", help="Cross-fit the weights of linear: each trial uses weights fitted on the other folds."
+            "--fit", help="Fit the weights of linear by cross-validation: each trial uses those of other folds."
         ),
     ] = False,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds for --fit.")] = 5,

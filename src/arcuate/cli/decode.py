@@ -57,7 +57,7 @@ def decode(
         Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
     ] = None,
     llm_every: Annotated[
-        int, typer.Option(min=1, max=100, help="With --llm: score the beam every this many words.")
+        int, typer.Option(min=1, max=100, help="With --llm: number of words between scorings of the beam.")
     ] = 2,
     alpha: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --llm: its weight in the language-model score.")

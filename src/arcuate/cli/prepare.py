@@ -26,7 +26,7 @@ _ACTIONS = {
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or any parent folder.")],
+    source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or a folder that contains it.")],
     store: Annotated[
         Path | None, typer.Argument(help="Folder to write the store to; not needed with --describe.")
     ] = None,
@@ -58,7 +58,7 @@ def prepare(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert recording files to a store: checked, hashed, with random access."""
+    """Check recordings and convert them to a store, with hashes and random access to trials."""
     from arcuate.data.prepare import inspect_source, prepare_store
 
     if describe:

@@ -108,7 +108,7 @@ class TunedWeights:
         if self.cross_fit is None:
             return on_tuned
         rate = percent(self.cross_fit.wer_cross_fitted)
-        return f"{on_tuned}\nWER {rate} cross-fitted over {self.cross_fit.folds} folds of sessions"
+        return f"{on_tuned}\nWER {rate} cross-validated over {self.cross_fit.folds} folds of sessions"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,7 +148,7 @@ def tune(
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
 
-    `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
+    `budget`: time in seconds. `folds`: also report the cross-validated WER over folds of sessions; 0: do not.
     `config`: initial weights. `head` and `checkpoint` as for `decode`. `confidence`: calibrate the confidences of words
     and sentences too, and the threshold above which a share `accuracy` of the words is correct; with `keep_weights`,
     do only that.

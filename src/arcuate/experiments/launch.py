@@ -38,7 +38,7 @@ except ImportError:
 _FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
 # Exit codes of a command that stopped with a checkpoint.
 _STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d\d))?(?::(\d\d))?")
+_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,8})(?::(\d\d))?(?::(\d\d))?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,10 @@ class SlurmSettings:
                 f"--signal {self.signal_s} seconds before a time limit of {seconds} seconds leaves no time to train;"
                 " raise --time or lower --signal"
             )
+        named = {"name": self.name, "mem": self.memory, "partition": self.partition, "account": self.account}
+        for key, value in {**named, "qos": self.qos, **self.sbatch}.items():
+            if value is not None and not value.isprintable():  # a line break would start a line of the batch script
+                raise UserError(f"the value {value!r:.60} of {key} contains a control character; leave it out")
         for key in self.sbatch:
             if not re.fullmatch(r"[a-z][a-z-]*", key):
                 raise UserError(f"--sbatch {key}: expected the long name of an sbatch option, as in --sbatch nice=100")
@@ -188,13 +192,14 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
-    """The value of an option on a command line, given as `--run X` or `--run=X`."""
+    """The value of an option on a command line, given as `--run X` or `--run=X`; the last one, as the command takes."""
+    value = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word == option:
-            return following
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
+            value = following
+        elif word.startswith(f"{option}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Executor:

@@ -2,6 +2,7 @@
 
 import keyword
 import re
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def new(kind: str, name: str, folder: str | Path = ".") -> tuple[Path, ...]:
         raise UserError(f"cannot write a skeleton of {kind!r}; choose {', '.join(KINDS)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,49}", name) or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot be the name of a package; use lower-case letters, digits and _: my_{kind}")
+    if kind != "recipe" and name in (*sys.stdlib_module_names, "arcuate"):
+        raise UserError(f"{name!r} is the name of a module of Python or of arcuate itself; choose another: my_{name}")
     target = Path(folder) / (f"{name}.yaml" if kind == "recipe" else name)
     if target.exists():
         raise UserError(f"{target} exists; choose another name or folder")

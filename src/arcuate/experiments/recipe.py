@@ -1,4 +1,4 @@
-"""Recipes: one experiment as data. Loading by name or path, `extends` and overrides; what `arcuate recipes` prints."""
+"""Recipes, the settings of one experiment: loading by name or path, `extends`, overrides, `arcuate recipes`."""
 
 import difflib
 import inspect
@@ -58,7 +58,7 @@ class _Identity(Settings):
 
 
 class Recipe(TrainingConfig, _Identity):
-    """One experiment as data: name and parent, and everything that determines training."""
+    """Settings of one experiment: name, parent recipe, and everything that determines training."""
 
 
 def recipe_names() -> list[str]:
@@ -227,7 +227,7 @@ class RecipeDescription:
 
     recipe: Recipe
     n_parameters: int
-    n_channels: int  # for which the parameters are counted
+    n_channels: int  # assumed for the number of parameters
     n_sessions: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def list_recipes() -> list[RecipeEntry]:
 
 
 DOCUMENTED_RUNS = "documented runs"
-RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # how the names of its recipes start
+RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # prefixes of the recipe names
     "laptop size": ("tiny", "mode-ssm-small"),
     "published systems": ("b2t24-", "b2t25-", "mode-ssm"),
     DOCUMENTED_RUNS: ("",),  # reproductions of documented training runs

@@ -1,7 +1,7 @@
-"""Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, the lowest validation PER is the best.
+"""Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, and validation PER is minimised.
 
-Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; the settings of a trial
-whose worker was killed are tried again.
+Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; a trial whose worker
+was killed is retried.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import platform
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
 _RETRY_OF, _FOLDER, _HOST, _PLAN = "retry_of", "folder", "host", "plan"  # user attributes of trials and of the study
+_ERROR = "error"  # whether the training of a failed trial ended with an error, such as a full disk, and no result
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,11 @@ def sweep(
     heartbeat_s: int = 30,
     stop: Stop | None = None,
 ) -> SweepResult:
-    """Search for the settings with the lowest validation PER, until `n_trials` trials are done by all workers.
+    """Search for the settings with the lowest validation PER, until all workers together have done `n_trials` trials.
 
     `space` maps setting paths to ranges or choices, `{"schedule.peak_lr": {"low": 1e-3, "high": 1e-2, "log": True}}`,
-    or is a YAML file that does. `out` receives a run folder per trial; calling again with the same arguments continues.
+    or is the path of such a YAML file. `out` receives a run folder per trial; calling again with the same arguments
+    continues, and retries trials whose training ended with an error.
     `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
     of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
     """
@@ -124,6 +126,8 @@ def sweep(
         str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed, storage, heartbeat_s
     )
     shared, study = open_study(plan)
+    with shared.lock():
+        _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
     with handle_signals(stop) as stop:
         while not stop.requested:
             with claim_trial(plan, shared, study) as trial:
@@ -166,7 +170,7 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
         try:
             check_new_folder(plan.out, "a sweep")
         except UserError:
-            if not _is_started(plan.out):  # not by a worker that started at the same time
+            if not _is_started(plan.out):  # another worker may have started it meanwhile
                 raise
     space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
     hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
@@ -235,9 +239,9 @@ def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> I
     with ExitStack() as held:
         with shared.lock():
             shared.fail_abandoned(study)
-            _queue_interrupted(study)
+            _queue_again(study, _is_interrupted)
             trials = study.get_trials(deepcopy=False)
-            if sum(_is_counted(t) for t in trials) < plan.n_trials:
+            if _count_tried(trials) < plan.n_trials:
                 seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
                 study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
                 with warnings.catch_warnings():  # `claim` sends the heartbeats that Optuna sends in `optimize` only
@@ -250,16 +254,16 @@ def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> I
         yield trial
 
 
-def _queue_interrupted(study: optuna.Study) -> None:
-    """Queue the settings of interrupted trials again, because they have no result yet.
+def _queue_again(study: optuna.Study, lacks_result: Callable[[FrozenTrial], bool]) -> None:
+    """Queue the settings of failed trials without a result again: interrupted, or ended by an error.
 
-    What is missing is derived from the study, so a worker that is killed here, at any point, loses nothing. A retry
-    continues in the folder of the interrupted trial.
+    What is missing is derived from the study, so nothing is lost if a worker is killed here, at any point. A retry
+    continues in the folder of the failed trial.
     """
     trials = study.get_trials(deepcopy=False)
-    retried = {t.user_attrs.get(_RETRY_OF) for t in trials}
+    retried = _retried(trials)
     for trial in trials:
-        if trial.state != TrialState.FAIL or trial.user_attrs.get(REASON) != INTERRUPTED or trial.number in retried:
+        if trial.state != TrialState.FAIL or not lacks_result(trial) or trial.number in retried:
             continue
         # Earlier versions queued without naming the trial.
         later = (t for t in trials[trial.number + 1 :] if _RETRY_OF not in t.user_attrs)
@@ -269,11 +273,19 @@ def _queue_interrupted(study: optuna.Study) -> None:
         study.enqueue_trial(trial.params, user_attrs={_RETRY_OF: trial.number, **({_FOLDER: folder} if folder else {})})
 
 
-def _is_counted(trial: FrozenTrial) -> bool:
-    """Whether a trial counts towards `n_trials`; interrupted and queued trials do not."""
-    if trial.state == TrialState.FAIL:
-        return trial.user_attrs.get(REASON) != INTERRUPTED
-    return trial.state != TrialState.WAITING
+def _is_interrupted(trial: FrozenTrial) -> bool:
+    return bool(trial.user_attrs.get(REASON) == INTERRUPTED)
+
+
+def _retried(trials: Iterable[FrozenTrial]) -> set[Any]:
+    return {t.user_attrs.get(_RETRY_OF) for t in trials}
+
+
+def _count_tried(trials: Sequence[FrozenTrial]) -> int:
+    """Number of trials that count towards `n_trials`: not those that are queued, interrupted or tried again."""
+    retried = _retried(trials)
+    repeated = [t.state == TrialState.FAIL and (_is_interrupted(t) or t.number in retried) for t in trials]
+    return sum(t.state != TrialState.WAITING and not again for t, again in zip(trials, repeated, strict=True))
 
 
 def to_distribution(dimension: Dimension) -> distributions.BaseDistribution:
@@ -324,6 +336,7 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         else:
             reason = outcome.failure or unfinished_reason(run) or "no validation"
             trial.set_user_attr(REASON, reason)
+            trial.set_user_attr(_ERROR, outcome.failure is not None)
             study.tell(trial, state=TrialState.FAIL)
             logger.info(f"{name}: failed: {reason}")
     except UpdateFinishedTrialError:
@@ -340,10 +353,10 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 
 
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
-    """The study of a sweep while it runs or after it, from any machine that reaches its folder or its database.
+    """Trials of a sweep during or after it, from any machine with access to its folder or its database.
 
-    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then sweep.json in
-    the folder states the database.
+    Read-only. If `storage` is given, only the name of `out` is used; if it is None, the database, if any, is that in
+    sweep.json in the folder.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():

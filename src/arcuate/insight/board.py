@@ -17,9 +17,9 @@ from arcuate.evaluation.charts.theme import colour
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page
-from arcuate.insight.ledger import write_ledger
+from arcuate.insight.ledger import ledger_page, write_ledger
 from arcuate.insight.overlay import is_simulated
-from arcuate.insight.render import environment, make_figure, render, style_sheet, vega_bundle
+from arcuate.insight.render import environment, make_figure, style_sheet, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import RunEntry, find_parent, find_runs, read_entry, value_text
@@ -305,8 +305,9 @@ class PreparedBoard:
     def run(self) -> None:
         from arcuate.live.web import bounded_config, run_until_signal
 
+        config = bounded_config(make_app(self.board, self.access))
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        run_until_signal(bounded_config(make_app(self.board, self.access)), self.listener)
+        run_until_signal(config, self.listener)
 
 
 def prepare_board(
@@ -428,7 +429,8 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/ledger")
     def ledger() -> Response:
-        return page(lambda: render("ledger.html", title="Run diary · arcuate", text=write_ledger(board.folder)))
+        simulated = any(row.simulated for row in board.rows())
+        return page(lambda: ledger_page(write_ledger(board.folder), simulated=simulated))
 
     return app
 

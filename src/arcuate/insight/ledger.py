@@ -1,7 +1,8 @@
 """`write_ledger`: the run diary as Markdown, with purpose, changes, result and finding of every run."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from arcuate.evaluation.charts.formats import MISSING, finite_number
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
+from arcuate.insight.render import render
 from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
 from arcuate.insight.scores import (
     ALPHA,
@@ -453,9 +455,51 @@ def _value(value: Any) -> str:
     return escape_markdown(value_text(value))[:_MAX_VALUE]
 
 
+_ESCAPES = (("|", "\\|"), ("<", "&lt;"), ("`", "'"), ("[", "\\["))
+
+
 def escape_markdown(text: str) -> str:
     """Text from a run folder on one line, without characters that start markup."""
     line = " ".join(str(text).split())
-    for character, replacement in (("|", "\\|"), ("<", "&lt;"), ("`", "'"), ("[", "\\[")):
+    for character, replacement in _ESCAPES:
         line = line.replace(character, replacement)
     return line
+
+
+# The diary as a page.
+
+_EMPHASIS = re.compile(r"(`[^`]+`|\*\*.+?\*\*)")
+_CELLS = re.compile(r"(?<!\\)\|")
+_Text = list[tuple[str, str]]  # text, and the element around it: b, code or none
+
+
+def ledger_page(text: str, *, simulated: bool = False) -> str:
+    """The run diary, as `write_ledger` returned it, as a page."""
+    return render("ledger.html", title="Run diary · arcuate", simulated=simulated, blocks=list(_blocks(text)))
+
+
+def _blocks(text: str) -> Iterator[tuple[str, list[Any]]]:
+    """The blocks of the diary: element and content, which are lines, or the cells of each row of a table."""
+    for block in text.strip().split("\n\n"):
+        lines = block.strip().splitlines()
+        marker = lines[0].split(" ")[0] if lines else ""
+        if marker in ("#", "##", "###"):
+            yield f"h{len(marker)}", [_spans(lines[0].removeprefix(marker))]
+        elif marker.startswith("|"):
+            rows = [[_spans(cell) for cell in _CELLS.split(line)[1:-1]] for line in lines]
+            yield "table", [rows[0], *rows[2:]]
+        elif marker == "-" or marker == "1.":
+            yield "ul" if marker == "-" else "ol", [_spans(line.partition(" ")[2]) for line in lines]
+        else:
+            yield "p", [_spans(" ".join(lines))]
+
+
+def _spans(text: str) -> _Text:
+    spans = []
+    for part in _EMPHASIS.split(text.strip()):
+        element = "code" if part.startswith("`") else "b" if part.startswith("**") else ""
+        plain = part.strip("`" if element == "code" else "*") if element else part
+        for character, replacement in _ESCAPES:
+            plain = plain.replace(replacement, character) if character != "`" else plain
+        spans.append((plain, element))
+    return spans

@@ -304,8 +304,8 @@ def read_entry(path: Path, name: str) -> RunEntry:
 def _summarise_log(rows: Sequence[Mapping[str, Any]], selected_on: Any) -> LogSummary:
     """Steps and error rates, on the split that selected the checkpoints if it is known."""
     steps = [step for r in rows if (step := finite_int(r.get("step"))) is not None]
-    splits = {r.get("split") for r in rows} - {"train", None}
-    split = selected_on if selected_on in splits else min(splits, key=str, default=None)
+    splits = {split for r in rows if isinstance(split := r.get("split"), str)} - {"train"}
+    split = selected_on if isinstance(selected_on, str) and selected_on in splits else min(splits, default=None)
     rates = [
         (per, step)
         for r in rows

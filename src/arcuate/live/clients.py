@@ -77,7 +77,7 @@ def _contains_token(given: tuple[str | None, ...], token: str) -> bool:
 def make_access(host: str, token: str | None, send_token: str | None = None) -> Access:
     """Require tokens on any address but the loopback interface; generate those that are not given.
 
-    On the loopback interface a token is required if it is given; a viewer's token then requires one for senders too.
+    On the loopback interface a token is required only if it is given; with a viewer token, senders need one too.
     """
     for option, given in (("--token", token), ("--send-token", send_token)):
         if given is not None and not _TOKEN.fullmatch(given):
@@ -101,7 +101,7 @@ def is_local(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before loading, which may take a while; port 0 takes any free one."""
+    """Bind the port before loading, which may take a while; port 0 binds any free port."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -109,7 +109,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen()  # else another server could take the port meanwhile
     except OSError as error:
         listener.close()
-        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --port") from None
+        option = "--host" if isinstance(error, socket.gaierror) else "--port"
+        raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another {option}") from None
     return listener
 
 
@@ -126,11 +127,11 @@ def _split_url(url: str) -> SplitResult:
 
 
 class TokenBucket:
-    """Token-bucket rate limit: `rate` messages per second, with bursts of up to one second's worth."""
+    """Token-bucket rate limit: `rate` messages per second, with bursts of up to the messages of `burst_s`."""
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic, burst_s: float = 1.0) -> None:
         self.rate, self._clock = rate, clock
-        self._capacity = max(1.0, rate)
+        self._capacity = max(1.0, burst_s * rate)
         self._tokens, self._updated = self._capacity, clock()
 
     def take(self) -> bool:
@@ -250,5 +251,5 @@ def check_text(text: str, name: str) -> str:
         raise UserError(f"{name} has {len(text)} characters; at most {_MAX_TEXT} are accepted")
     invalid = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs")), None)
     if invalid is not None:
-        raise UserError(f"{name} contains {invalid!a}, which is not a character of a text")
+        raise UserError(f"{name} contains {invalid!a}, which cannot be stored as text")
     return text

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -158,7 +159,8 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                         f"{path}: {name} is {dtype} {found}, but {CONFIG_FILE} implies floats {shape}; import or"
                         " train the model again"
                     )
-            weights = {name: file.get_tensor(stored[name]).float() for name in shapes}
+            # copies: tensors in a mapped file begin at any multiple of 4 bytes, and BLAS rounds by alignment
+            weights = {name: file.get_tensor(stored[name]).to(torch.float32, copy=True) for name in shapes}
     except (SafetensorError, OSError, RuntimeError) as error:  # torch raises RuntimeError when it cannot map a file
         check_resources(error, path)
         raise UserError(f"{path} cannot be read ({error}); restore the file") from error

@@ -6,7 +6,7 @@ the series that a click on the legend hides.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,26 +130,29 @@ def line_chart(
     layers: Sequence[Chart] = (),
     height: int = HEIGHT,
     dots: bool = False,
+    tooltip_titles: tuple[str, str] = ("series", "value"),
 ) -> "alt.LayerChart":
-    """Lines over steps, each over the band between its minimum and maximum; drag pans and Ctrl + wheel zooms."""
+    """Lines over steps, each over the band between its minimum and maximum; drag pans and Ctrl + wheel zooms.
+
+    Lines of one name share its entry in the legend.
+    """
     import altair as alt
 
-    rows = [row for line in lines for row in _line_rows(line, y.log)]
+    rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
     end = last if last is not None else max((row["step"] for row in rows), default=1.0)
-    series = alt.Color("series:N").scale(
-        domain=[line.name for line in lines], range=[colour(line.colour) for line in lines]
-    )
+    styles = {line.name: line for line in lines}
+    series = alt.Color("series:N").scale(domain=list(styles), range=[colour(line.colour) for line in styles.values()])
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=series)
+        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=series, detail="line:N")
     )
     drawn: list[Chart] = []
     if any("low" in row for row in rows):
         band = base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q")
         drawn.append(band)
     dashes = alt.StrokeDash("series:N", legend=None).scale(
-        domain=[line.name for line in lines], range=[[5, 4] if line.dash else [1, 0] for line in lines]
+        domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
     )
     zoom = alt.selection_interval(
         name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
@@ -160,9 +163,9 @@ def line_chart(
         points = base if dots else base.transform_filter("datum.lone")
         drawn.append(points.mark_circle(size=60 if dots else 24, opacity=1, clip=True).encode(y=y.encode("value")))
     tooltip = [
-        alt.Tooltip("series:N", title="series"),
+        alt.Tooltip("series:N", title=tooltip_titles[0]),
         alt.Tooltip("step:Q", title=x_title, format=","),
-        alt.Tooltip("value:Q", title="value", format=y.tooltip_format),
+        alt.Tooltip("value:Q", title=tooltip_titles[1], format=y.tooltip_format),
         *(
             [alt.Tooltip(f"{side}:Q", format=y.tooltip_format) for side in ("low", "high")]
             if any("low" in row for row in rows)
@@ -223,11 +226,14 @@ def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
     place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 0 if right else -4}
-    text = [
-        base.mark_text(**place, **look, fontWeight=600).encode(text="text:N")
-        for look in ({"stroke": colour("paper"), "strokeWidth": 4}, {"color": colour("ink")})  # a halo first
-    ]
-    return [*text, ring]
+    return [*haloed(base.encode(text="text:N"), **place, fontWeight=600), ring]
+
+
+def haloed(base: Chart, **place: Any) -> list[Chart]:
+    """Text over a halo in the colour of the page, readable on lines."""
+    ink = place.pop("color", colour("ink"))
+    looks: list[dict[str, Any]] = [{"stroke": colour("paper"), "strokeWidth": 4}, {"color": ink}]
+    return [base.mark_text(**place, **look) for look in looks]
 
 
 def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
@@ -248,12 +254,11 @@ def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
         data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
         base = alt.Chart(data).encode(x="step:Q")
         right = step > last / 2
-        text = base.mark_text(
-            align="right" if right else "left", dx=-5 if right else 5, color=colour("orange"), fontSize=12
-        )
+        text = base.encode(text="event:N", y=alt.value(8 + 17 * i))
+        place: dict[str, Any] = {"align": "right" if right else "left", "dx": -5 if right else 5, "fontSize": 12}
         layers += [
             base.mark_rule(color=colour("orange"), strokeDash=[2, 3], strokeWidth=1.5),
-            text.encode(text="event:N", y=alt.value(8 + 17 * i)),
+            *haloed(text, color=colour("orange"), **place),
         ]
     return layers
 
@@ -293,48 +298,22 @@ def overlaid_curves(runs: Sequence[GroupedRun]) -> list["alt.LayerChart"]:
 def _overlaid(
     logs: Sequence[Sequence[Mapping[str, Any]]], quantity: str, title: str, runs: Sequence[GroupedRun]
 ) -> "alt.LayerChart | None":
-    import altair as alt
-
     curves = [curve_of(rows, quantity) for rows in logs]
     values = [v for curve in curves for v in curve.median if v is not None]
     if not values:
         return None
-    y = loss_axis(values) if quantity == "loss" else ValueAxis(percent=True)
-    entries = group_colours([group for group, _ in runs])
-    rows = [
-        {**row, "run": i}
-        for i, (curve, (group, _)) in enumerate(zip(curves, runs, strict=True))
-        for row in _line_rows(Line(group, entries[group][0], curve), y.log)
+    styles = group_colours([group for group, _ in runs])
+    lines = [
+        Line(group, styles[group][0], replace(curve, low=curve.median, high=curve.median), styles[group][1])
+        for curve, (group, _) in zip(curves, runs, strict=True)
     ]
-    names = list(entries)
-    series = alt.Color("series:N").scale(domain=names, range=[colour(entries[name][0]) for name in names])
-    dashes = alt.StrokeDash("series:N", legend=None).scale(
-        domain=names, range=[[5, 4] if entries[name][1] else [1, 0] for name in names]
+    return line_chart(
+        lines,
+        loss_axis(values) if quantity == "loss" else ValueAxis(percent=True),
+        title=title,
+        label=f"{title} over steps, {len(runs)} runs: {', '.join(styles)}",
+        tooltip_titles=("run", "PER" if quantity == "per" else "loss"),
     )
-    last = max(s for curve in curves for s in curve.steps)
-    base = (
-        alt.Chart(alt.Data(values=rows))
-        .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(
-            x=_x("step", "optimizer steps", (0.0, max(last, 1.0))), y=y.encode("value"), color=series, detail="run:N"
-        )
-    )
-    zoom = alt.selection_interval(
-        name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
-    )
-    tooltip = [
-        alt.Tooltip("series:N", title="run"),
-        alt.Tooltip("step:Q", title="optimizer steps", format=","),
-        alt.Tooltip("value:Q", title="PER" if quantity == "per" else "loss", format=y.tooltip_format),
-    ]
-    layers: list[Chart] = [
-        base.mark_line(strokeWidth=1.7, opacity=0.85, clip=True).encode(strokeDash=dashes).add_params(zoom),
-        base.mark_circle(size=160, opacity=0, clip=True).encode(tooltip=tooltip).properties(name="hover"),
-    ]
-    if any("lone" in row for row in rows):
-        layers.append(base.transform_filter("datum.lone").mark_circle(size=24, opacity=1))
-    label = f"{title} over steps, {len(runs)} runs: {', '.join(names)}"
-    return finish(alt.layer(*layers), title + (", logarithmic" if y.log else ""), label, HEIGHT, hidden=[])
 
 
 def group_colours(groups: Sequence[str]) -> dict[str, tuple[str, bool]]:

@@ -33,6 +33,17 @@ def whole_percent(rate: Any) -> str:
     return percent(rate, 0)
 
 
+def interval(bounds: Sequence[float | None] | None) -> str:
+    """The bounds of an interval as percentages, such as `10.7–13.7 %`; empty if they are not known."""
+    low, high = bounds or (None, None)
+    return "" if low is None or high is None else f"{100 * low:.1f}–{100 * high:.1f}\u202f%"
+
+
+def confidence_text(bounds: Sequence[float | None] | None) -> str:
+    """` (95 % interval 10.7–13.7 %)`, to follow a rate in a sentence; empty if the bounds are not known."""
+    return f" (95\u202f% interval {shown})" if (shown := interval(bounds)) else ""
+
+
 def count(value: Any) -> str:
     number = finite_number(value)
     return MISSING if number is None else f"{round(number):,}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, rounded
-from arcuate.evaluation.charts.curves import ValueAxis, limit_rule
-from arcuate.evaluation.charts.formats import percent
+from arcuate.evaluation.charts.curves import ValueAxis, haloed, limit_rule
+from arcuate.evaluation.charts.formats import interval, percent
 from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.charts.theme import colour
 
@@ -53,7 +53,7 @@ def session_chart(
         {
             "session": r.session, "name": names[r.session], "rate": None if r.rate is None else rounded(r.rate),
             "low": r.low, "high": r.high, "note": r.note, "series": r.series, "hollow": r.hollow,
-            "interval": "" if r.low is None or r.high is None else f"{100 * r.low:.1f} – {100 * r.high:.1f} %",
+            "interval": interval((r.low, r.high)),
         }
         for r in rates
     ]  # fmt: skip
@@ -303,9 +303,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
         base.mark_point(size=80, strokeWidth=2).encode(
             x=x, fill=alt.condition("datum.fill", scale, alt.value(colour("paper"))), tooltip=tooltip
         ),
-        base.mark_text(dy=-13, fontSize=11.5, color=colour("ink")).encode(
-            x=x, text="text:N", color=alt.value(colour("ink"))
-        ),
+        *haloed(alt.Chart(alt.Data(values=data)).encode(x=x, y=y, text="text:N"), dy=-13, fontSize=11.5),
     ]
     return finish(alt.layer(*layers), title, label, 44 * len(rows) + 10)
 

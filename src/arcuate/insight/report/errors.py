@@ -9,7 +9,7 @@ from typing import TypeVar
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, token_groups
 from arcuate.data.text import normalise_text
 from arcuate.evaluation.charts import base, plots
-from arcuate.evaluation.charts.formats import finite_number, percent, short_session_names, split_name
+from arcuate.evaluation.charts.formats import confidence_text, finite_number, percent, short_session_names, split_name
 from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
@@ -340,13 +340,9 @@ def sentences_section(data: RunData) -> ExamplesSection | None:
     if words is None or not groups:
         return None
     summary = words.summary
-    interval = (
-        f" (95\u202f% interval {100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%)"
-        if words.interval
-        else ""
-    )
     lm = f", language model {summary['lm']}" if isinstance(summary.get("lm"), str) else ""
-    lead = f"Word error rate {percent(words.rate)}{interval} on the {split_name(words.split)} trials{lm}."
+    rate = f"{percent(words.rate)}{confidence_text(words.interval)}"
+    lead = f"Word error rate {rate} on the {split_name(words.split)} trials{lm}."
     if words.rate is None:
         lead = f"{counted(len(words.texts), 'decoded trial')} without reference texts{lm}."
     lines = tuple((title, tuple(map(_word_line, members))) for title, members in groups)

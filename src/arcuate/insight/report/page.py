@@ -11,10 +11,12 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import (
     MISSING,
+    confidence_text,
     count,
     duration,
     finite_int,
     finite_number,
+    interval,
     parameter_count,
     percent,
     split_name,
@@ -188,11 +190,10 @@ def _lead(data: RunData) -> Sentence:
         trials += f" ({n_scored:,} with labels)"
     step = finite_int(results.summary.get("step"))
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
-    interval = _interval_text(*(results.interval or (None, None)))
     return [
         f"{data.rate_name} ",
         Bold(percent(results.rate)),
-        f"{interval} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
+        f"{confidence_text(results.interval)} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
         *_word_lead(data),
     ]
 
@@ -206,12 +207,8 @@ def _word_lead(data: RunData) -> Sentence:
     return [
         " Word error rate ",
         Bold(percent(words.rate)),
-        f"{_interval_text(*(words.interval or (None, None)))}{lm}.",
+        f"{confidence_text(words.interval)}{lm}.",
     ]
-
-
-def _interval_text(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" (95\u202f% interval {100 * low:.1f}–{100 * high:.1f}\u202f%)"
 
 
 def _decoding_text(summary: Mapping[str, Any]) -> str:
@@ -234,8 +231,8 @@ def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> S
     before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
-    interval = _interval_text(last.low, last.high)
-    return [f"{rate_name} ", Bold(percent(last.per)), f"{interval} on {trials}, {after}."]
+    bounds = confidence_text((last.low, last.high))
+    return [f"{rate_name} ", Bold(percent(last.per)), f"{bounds} on {trials}, {after}."]
 
 
 def _unevaluated_lead(data: RunData) -> Sentence:
@@ -267,11 +264,8 @@ def _selection_notice(data: RunData) -> str | None:
 def _rate_tile(data: RunData) -> Tile | None:
     results = data.results
     if results and results.rate is not None:
-        remarks: list[str] = []
-        if results.interval:
-            low, high = results.interval
-            remarks = [f"{100 * low:.1f}–{100 * high:.1f}\u202f%", "95\u202f% interval"]
-        return Tile(data.rate_name, percent(results.rate), tuple(remarks), "first")
+        remarks = (interval(results.interval), "95\u202f% interval") if results.interval else ()
+        return Tile(data.rate_name, percent(results.rate), remarks, "first")
     if data.best:
         split, step, rate = data.best
         remark = f"{split_name(split)}, step {step:,}"
@@ -283,10 +277,10 @@ def _word_tile(data: RunData) -> Tile | None:
     """WER of the decoded words, or the one in the log at the best validation."""
     words = data.words
     if words and words.rate is not None:
-        interval = [f"{100 * words.interval[0]:.1f}–{100 * words.interval[1]:.1f}\u202f%"] if words.interval else []
+        bounds = [interval(words.interval)] if words.interval else []
         speed = finite_number(lookup(words.summary, "rate.words_per_minute"))
         pace = [] if speed is None else [f"{speed:.0f} words per minute"]
-        return Tile("Word error rate", percent(words.rate), (*interval, split_name(words.split), *pace))
+        return Tile("Word error rate", percent(words.rate), (*bounds, split_name(words.split), *pace))
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()

@@ -25,6 +25,7 @@ from arcuate.live.session import LiveSession
 
 _HEADER = struct.Struct("<IId")
 _UNKNOWN = 0xFFFFFFFF
+_BURST_S = 10.0  # a server that was held up this long still accepts everything that arrived in the meantime
 
 
 def pack_bins(bins: np.ndarray, first: int | None = None, time_s: float | None = None) -> bytes:
@@ -68,7 +69,7 @@ class BinReceiver:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._in_use = False
-        self._bucket = TokenBucket(limits.messages_per_s)
+        self._bucket = TokenBucket(limits.messages_per_s, burst_s=_BURST_S)
 
     async def serve(self, session: LiveSession, socket: WebSocket) -> None:
         if self._in_use:
