@@ -30,7 +30,7 @@ def rescore(
         ),
     ] = None,
     context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
-    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-fitting.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-validation.")] = 5,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, with the new scores.")] = None,
     as_json: Json = False,
 ) -> None:

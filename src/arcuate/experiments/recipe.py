@@ -155,7 +155,8 @@ def _locate(name: str, child: Place | None = None) -> Place:
             return Place(name)
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
+    shown = ", ".join(recipe for recipe in known if _group(recipe) != DOCUMENTED_RUNS)
+    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {shown}; all: arcuate recipes list --all"
     where = f" ('extends' of {child.name})" if child else ""
     raise UserError(f"no recipe and no file named {name!r}{where}; {hint}")
 
@@ -263,7 +264,7 @@ def list_recipes() -> list[RecipeEntry]:
 DOCUMENTED_RUNS = "documented runs"
 RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # prefixes of the recipe names
     "laptop size": ("tiny", "mode-ssm-small"),
-    "published systems": ("b2t24-", "b2t25-", "mode-ssm"),
+    "published systems": ("b2t24-", "b2t25-", "falcon-", "mode-ssm"),
     DOCUMENTED_RUNS: ("",),  # reproductions of documented training runs
 }
 
