@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo live pictures test thorough lint types audit docs notebooks clean
+.PHONY: demo live pictures test test-compiled thorough lint types audit docs notebooks clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -16,8 +16,15 @@ runs/demo/recipe.yaml: | .venv/.installed
 	$(BIN)/arcuate demo
 
 test: export OMP_NUM_THREADS = 1
-test: lint types
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test: lint
+	$(MAKE) --no-print-directory -j 2 types test-compiled
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(COMPILED:%=--ignore=%)
+
+# Tests that compile nearly all of the search. They run first and in one process, while mypy occupies the other core;
+# the processes after them find the compiled functions in Numba's cache.
+COMPILED := tests/decoding
+test-compiled: .venv/.installed-dev
+	$(BIN)/python -m pytest $(COMPILED)
 
 # the same with more random examples and more moments to be killed at
 thorough: export ARCUATE_TESTS = thorough

@@ -38,6 +38,16 @@ def messages() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
+@pytest.fixture
+def forked_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps and ablations inside a test start their trainings without importing everything again."""
+    from support.forking import PROGRAM, forking_environment
+
+    for name, value in forking_environment({}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", PROGRAM)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The real material beside the checkout."""

@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
-from support.forking import arcuate
+from support.forking import arcuate, start
 
 FEW = ("--set", "steps=60", "--set", "lr=0.02")
 
@@ -150,7 +149,7 @@ def test_a_dry_run_writes_nothing(new_days: Path, tmp_path: Path) -> None:
 def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days: Path, tmp_path: Path) -> None:
     words = ["calibrate", new_days / "run", "--data", new_days / "store", "--session", DRIFTED]
     command = [*words, "--run", tmp_path / "run", "--set", "steps=100000"]
-    process = subprocess.Popen([sys.executable, "-m", "arcuate", *map(str, command)], stderr=subprocess.PIPE, text=True)
+    process = start(*command, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob(".run.part/*/metrics.jsonl")) and process.poll() is None:
         time.sleep(0.2)
     second = arcuate(*words, "--run", tmp_path / "run", "--set", "steps=1")

@@ -1,4 +1,3 @@
-import contextlib
 import shutil
 import subprocess
 import sys
@@ -176,6 +175,7 @@ def test_former_names_are_translated_in_older_files_only() -> None:
 
 
 UNREADABLE = """
+import multiprocessing
 import sys
 from pathlib import Path
 from arcuate.data.batching import PlannedBatches, make_plan, training_batches
@@ -190,6 +190,7 @@ trials = select(store, DataConfig(), Patch().count_frames).train
 plan = make_plan(trials, BucketedBatching(batch_size=4), seed=0)
 batches = training_batches(PlannedBatches(store, trials, plan, store.sessions, StatisticsSpec("none")), 0, None, 2)
 next(batches)
+print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
 for session in store.sessions:
     session_path(path, session).write_bytes(b"")
 for _ in batches:
@@ -200,19 +201,11 @@ for _ in batches:
 def test_unreadable_data_end_the_program_and_its_workers(cohort_store, tmp_path) -> None:
     """The error of a worker is one sentence, and neither the worker nor the exception keeps the program alive."""
     store = shutil.copytree(cohort_store, tmp_path / "store")
-    process = subprocess.Popen([sys.executable, "-c", UNREADABLE, str(store)], stderr=subprocess.PIPE, text=True)
-    children = psutil.Process(process.pid).children
-    workers: list[psutil.Process] = []
-    while process.poll() is None and len(workers) < 2:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            workers = children()
-    try:
-        _, stderr = process.communicate(timeout=100)
-    finally:
-        for left in (process, *workers):
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                left.kill()
-    assert process.returncode == 1 and len(workers) == 2
-    last = stderr.strip().splitlines()[-1]
-    assert last.startswith("arcuate.errors.UserError: ") and "is damaged" in last, stderr
-    assert "Caught UserError" not in stderr
+    program = [sys.executable, "-c", UNREADABLE, str(store)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert done.returncode == 1 and len(workers) == 2
+    assert not any(psutil.pid_exists(pid) for pid in workers)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("arcuate.errors.UserError: ") and "is damaged" in last, done.stderr
+    assert "Caught UserError" not in done.stderr

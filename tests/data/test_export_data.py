@@ -1,8 +1,6 @@
 """Export of stores, and round trips through NWB."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from arcuate.data.readers.nwb import EXPORTED
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from support.cli import assert_refused
+from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 pytest.importorskip("pynwb", reason="pynwb is not installed")
@@ -211,9 +211,9 @@ def test_exports_do_not_overwrite(small: Store, tmp_path: Path) -> None:
 
 def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
-    command = [sys.executable, "-m", "arcuate", "prepare", str(file), "--describe"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = arcuate("prepare", file, "--describe")
     assert "acquisition/bins/data" in done.stdout and "text: text" in done.stdout
     assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file
-    shown = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    shown = json.loads(arcuate("prepare", file, "--describe", "--json").stdout)
     assert shown["mapping"]["text"] == "text"
+    assert_refused(arcuate("prepare", file, tmp_path / "other.nwb", "--describe"), "--describe takes one file")

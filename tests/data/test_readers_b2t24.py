@@ -177,7 +177,7 @@ def test_plain_arrays_in_place_of_cells_are_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_scipy_leaves_out_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for some files whose variable is damaged behind its header."""
+    """As for some files whose variable is damaged after its header."""
     write_mat(tmp_path / "train" / "t12.2022.04.28.mat", [noise(20, 8)], ["Hi."])
     load = scipy.io.loadmat
     monkeypatch.setattr(scipy.io, "loadmat", lambda *a, **k: {n: v for n, v in load(*a, **k).items() if n != "tx1"})

@@ -1,4 +1,4 @@
-"""Frame scores of other programs: .npz, .npy with JSON, .mat and pickles."""
+"""Frame scores from other programs: .npz, .npy with JSON, .mat and pickles."""
 
 import json
 import pickle

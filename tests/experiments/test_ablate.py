@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from arcuate.experiments.ablation import (
 from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
-from support.forking import arcuate
+from support.forking import arcuate, start
 from support.pages import check_page
 
 FACTORS = [
@@ -240,8 +239,7 @@ def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
 def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     few = [*FEW[1:], "train.steps=100000", "train.checkpoint_every=5"]
-    program = [sys.executable, "-m", "arcuate", *command(cohort_store, out, *few)]
-    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    process = start(*command(cohort_store, out, *few), stderr=subprocess.PIPE, text=True)
     metrics = out / "base" / "seed-0" / "metrics.jsonl"
     for _ in range(6000):
         if process.poll() is not None or (metrics.exists() and metrics.stat().st_size):

@@ -19,6 +19,7 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.push import plan_push, push, upload
 from arcuate.hub import RECORD, download, local_path, parse_name
 from arcuate.run import open_run
+from support import forking
 from support.hub_server import TOKEN, Hub, run_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
@@ -261,16 +262,7 @@ def test_the_command_asks_and_never_prints_the_token(run: Path, hub: Hub, tmp_pa
 
 
 def arcuate_command(words: list[str], hub: Hub, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "arcuate", *words],
-        env={**os.environ, **environment(hub, folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        check=False,
-    )
+    return forking.arcuate(*words, environment={**os.environ, **environment(hub, folder)}, cwd=folder)
 
 
 def test_a_plan_is_uploaded_once_it_is_confirmed(run: Path, hub: Hub) -> None:

@@ -21,13 +21,13 @@ from support.forking import arcuate
 
 def test_every_encoder_computes_the_same_in_every_precision(tmp_path: Path) -> None:
     machine = module._Machine(torch.device("cpu"), False, tmp_path)
-    checks = list(module._check_numbers(machine))
+    checks = list(module._check_numerics(machine))
     assert len(checks) == 2 * 3 * 6  # logits and gradients, precisions, encoders
     assert [c.name for c in checks if c.status != "pass"] == []
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *groups: module.Group) -> None:
-    monkeypatch.setattr(module, "_NUMBERS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
+    monkeypatch.setattr(module, "_NUMERICS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
     monkeypatch.setattr(module, "_TRAINING", ())
     monkeypatch.setattr(module, "_SPEED", ())
 

@@ -16,6 +16,7 @@ from arcuate.experiments.subprocess_train import train_in_subprocess
 from arcuate.files import exclusive_lock
 from arcuate.run import Run
 from arcuate.training.callbacks import PARENT_PIPE, Stop
+from support.forking import start
 
 LIMIT_S = 100.0
 
@@ -74,10 +75,9 @@ def test_a_killed_parent_takes_its_training_along(tmp_path: Path) -> None:
 def test_the_train_command_stops_with_a_checkpoint_when_its_parent_ends(cohort_store: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     settings = ["train.steps=100000", "train.log_every=1", "encoder.width=16", "encoder.depth=1"]
-    command = [sys.executable, "-m", "arcuate", "train", "tiny", "--data", str(cohort_store), "--run", str(run.path)]
-    process = subprocess.Popen(
-        [*command, *settings], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, PARENT_PIPE: "1"}
-    )
+    words = ["train", "tiny", "--data", cohort_store, "--run", run.path, *settings]
+    environment = {**os.environ, PARENT_PIPE: "1"}
+    process = start(*words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     assert process.stdin is not None
     try:
         wait_for(lambda: process.poll() is not None or bool(run.metrics()))

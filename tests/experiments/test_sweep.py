@@ -16,7 +16,7 @@ from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
 from arcuate.training.callbacks import Stop
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.forking import arcuate, start
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 from arcuate.experiments.journal import Journal
@@ -230,8 +230,8 @@ def command(store: Path, space: Path, out: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
-    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "--trials", "2")]
-    workers = [subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    words = command(cohort_store, space, out, "--trials", "2")
+    workers = [start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], ends
     assert all("PER" in stderr for _, stderr in ends), "each had one to try"
@@ -241,7 +241,7 @@ def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     assert (output["best_per"], output["best_overrides"]) == (best["per"], best["overrides"])
     rows = [json.loads(line) for line in (Path(best["run"]) / "metrics.jsonl").read_text().splitlines()]
     assert min(r["per"] for r in rows if r["split"] == "val") == best["per"]
-    again = arcuate(*(a for a in program[3:] if a != "--json"))  # enough trials: only prints the results
+    again = arcuate(*(a for a in words if a != "--json"))  # enough trials: only prints the results
     assert f"best: trial {best['number']}," in again.stdout
     assert f"arcuate train tiny --data {cohort_store} --run runs/best {' '.join(FEW)}" in again.stdout
 
@@ -262,8 +262,8 @@ def test_a_failed_trial_is_recorded_and_the_sweep_continues(cohort_store: Path, 
 
 def test_ctrl_c_stops_the_training_subprocess(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
-    program = [sys.executable, "-m", "arcuate", *command(cohort_store, space, out, "train.steps=100000")]
-    worker = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = command(cohort_store, space, out, "train.steps=100000")
+    worker = start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = out / "trial-0000" / "metrics.jsonl"
     while worker.poll() is None and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)

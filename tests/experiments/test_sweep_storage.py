@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pytest
 from arcuate.errors import UserError, has_password, without_password
 from support.cli import assert_refused, one_object
 from support.counts import count
-from support.forking import arcuate
+from support.forking import arcuate, start
 from support.postgres import PASSWORD, find_programs, server
 from support.slurm import free_ports
 
@@ -182,8 +181,7 @@ def start_worker(plan: SweepPlan, space: Path) -> "subprocess.Popen[str]":
         "1",
     ]
     environment = os.environ | {"ARCUATE_STORAGE": str(plan.storage)}
-    command = [sys.executable, "-m", "arcuate", *map(str, words), "--json", *FEW]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return start(*words, "--json", *FEW, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.slow
@@ -274,6 +272,7 @@ def test_the_status_changes_nothing(cohort_store: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"other.db", "out"}
 
 
+@pytest.mark.usefixtures("forked_training")
 def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_path: Path) -> None:
     """A sweep whose time limit is shorter than a training still ends."""
     few = ["train.steps=60", "train.validate_every=30", "train.log_every=5", "guard.enabled=false", *FEW[3:]]

@@ -30,6 +30,7 @@ from arcuate.live import web
 from arcuate.live.clients import Access, bind, port_of
 from support.browser import find_chromium, launched, opened
 from support.fabricate_runs import make_run
+from support.forking import start
 from support.pages import check_page
 
 LOCAL = Access("127.0.0.1")
@@ -214,8 +215,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_free_port_is_printed_and_a_signal_ends_the_board(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "arcuate", "board", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with start("board", tmp_path, "--port", "0", stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = next(line for line in process.stderr if "open http://" in line)

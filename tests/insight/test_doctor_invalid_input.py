@@ -14,6 +14,7 @@ from arcuate.files import to_json_line
 from arcuate.insight.doctor import VERDICTS, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
+from support.counts import count
 from support.doctor_logs import falling, log, write_jsonl
 from support.forking import arcuate
 from support.pages import check_page, drawn_in_part
@@ -104,7 +105,7 @@ def test_image_is_refused(tmp_path: Path) -> None:
     assert_refused(arcuate("doctor", tmp_path / "metrics.jsonl"), "PNG")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(60, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=4000))
 def test_random_bytes(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
@@ -120,7 +121,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(60, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(KEYS, VALUES, max_size=6), min_size=1, max_size=40))
 def test_random_rows(tmp_path: Path, rows: list[dict]) -> None:
     (tmp_path / "file").write_text("\n".join(map(json.dumps, rows)), "utf-8")
@@ -129,7 +130,7 @@ def test_random_rows(tmp_path: Path, rows: list[dict]) -> None:
     sound(tmp_path / "file")
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(40, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_logs(tmp_path: Path, data: st.DataObject) -> None:
     made = data.draw(st.sampled_from(["jsonl", "csv", "text"]))

@@ -30,6 +30,7 @@ from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
+from support.counts import count
 from support.fabricate_runs import write_words
 from support.pages import Outline, check_page, drawn_in_part
 
@@ -400,7 +401,7 @@ ROWS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(25, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(train=st.lists(ROWS, max_size=6), held=st.lists(ROWS, max_size=6), result=st.lists(ROWS, max_size=3))
 def test_any_values_in_the_log_give_a_page(
     tmp_path: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], result: list[dict[str, Any]]

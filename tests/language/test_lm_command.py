@@ -13,7 +13,7 @@ from arcuate.cli import app
 from arcuate.errors import UserError
 from support.backoff import SMALL, write_arpa_text
 from support.cli import NO_TORCH, assert_refused, one_object
-from support.forking import arcuate
+from support.forking import arcuate, start
 
 LMPLZ = Path(__file__).parent / "lmplz"
 
@@ -141,9 +141,9 @@ def test_an_invalid_file_is_rejected_with_its_line_and_nothing_is_written(tmp_pa
 def test_text_from_standard_input(text: Path, lm: Run) -> None:
     model = text.with_name("m.alm")
     lm("build", text, model, "--order", 2)
-    command = [sys.executable, "-m", "arcuate", "lm", "score", str(model), "--json"]
-    done = subprocess.run(command, input="please build it\n", capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["n_words"] == 3
+    scoring = start("lm", "score", model, "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    output, _ = scoring.communicate("please build it\n")
+    assert scoring.returncode == 0 and json.loads(output)["n_words"] == 3
 
 
 def test_no_torch_is_imported(text: Path) -> None:

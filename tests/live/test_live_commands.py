@@ -24,7 +24,7 @@ from arcuate.evaluation.causal import load_causal
 from arcuate.live.engine import Rescorer
 from arcuate.live.input import Mark
 from arcuate.models.io import save_model
-from support.forking import arcuate
+from support.forking import arcuate, start
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
 
@@ -130,9 +130,8 @@ def test_the_server_starts_answers_records_and_stops(parts, tmp_path: Path, how)
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     port, record = free_port(), tmp_path / "rec"
     options = ["--port", port, "--source", "replay", "--speed", 16, "--record", record]
-    command = [sys.executable, "-m", "arcuate", "live", parts["model"], *choices(parts), *options]
     with (tmp_path / "err").open("w+") as err:
-        process = subprocess.Popen([str(c) for c in command], stderr=err, stdout=subprocess.DEVNULL)
+        process = start("live", parts["model"], *choices(parts), *options, stderr=err, stdout=subprocess.DEVNULL)
         try:
             health = wait_for_sentences(port, 2)
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120).read().decode()

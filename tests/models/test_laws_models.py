@@ -19,10 +19,13 @@ from arcuate.models.config import (
 )
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
+from support.counts import count
 from support.encoders import N_CHANNELS, lengths, make_batch, models
 
 TOLERANCE = 1e-5
-quick = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+quick = settings(
+    max_examples=count(50, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,30 +1,53 @@
 """Trains in real processes that kill themselves with SIGKILL at a chosen file operation; forked, for speed.
 
-`python killing.py` reads {"arguments": [...], "jobs": [[RUN, n | null], ...]} and prints what became of each job:
-its exit code (-9 where it was killed) and how many file operations it had made.
+`python killing.py` reads lines {"arguments": [...], "jobs": [[RUN, n | null], ...]} and prints what became of the jobs:
+exit code (-9 where it was killed) and how many file operations it had made.
 """
 
+import atexit
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 Job = tuple[Path, int | None]
 
 
-def train_and_kill(arguments: Sequence[str], jobs: Sequence[Job]) -> list[tuple[int, int]]:
-    spec = {"arguments": list(arguments), "jobs": [[str(run), at] for run, at in jobs]}
-    done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(spec), capture_output=True, text=True, check=True
+@lru_cache(maxsize=1)
+def server() -> "subprocess.Popen[str]":
+    started = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
-    told = json.loads(done.stdout)
-    for (run, _), (code, _) in zip(jobs, told, strict=True):
-        assert code in (0, -signal.SIGKILL), f"{run}: exit code {code}\n{done.stderr}"
+    atexit.register(started.communicate)  # ends it by closing its stdin
+    return started
+
+
+def train_and_kill(arguments: Sequence[str], jobs: Sequence[Job]) -> list[tuple[int, int]]:
+    asked = server()
+    assert asked.stdin is not None and asked.stdout is not None
+    with tempfile.NamedTemporaryFile("r") as errors:
+        spec = {
+            "arguments": list(arguments),
+            "jobs": [[str(run), at] for run, at in jobs],
+            "errors": errors.name,
+            "cwd": os.getcwd(),
+        }
+        asked.stdin.write(json.dumps(spec) + "\n")
+        told: list[tuple[int, int]] = json.loads(asked.stdout.readline())
+        for (run, _), (code, _) in zip(jobs, told, strict=True):
+            assert code in (0, -signal.SIGKILL), f"{run}: exit code {code}\n{errors.read()}"
     return told
 
 
@@ -51,7 +74,7 @@ class Fuse:
         setattr(owner, name, wrapped)
 
 
-def half_a_line(path: Path, row: dict[str, Any]) -> None:
+def half_a_line(path: Path, *rows: dict[str, Any]) -> None:
     with path.open("a") as file:
         file.write('{"step": ')
 
@@ -60,7 +83,9 @@ def half_a_file(tensors: Any, path: Path) -> None:
     path.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
 
 
-def child(arguments: Sequence[str], run: str, at: int | None, report: int) -> None:
+def child(arguments: Sequence[str], run: str, at: int | None, report: int, errors: str) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
+    os.dup2(2, 1)
     import arcuate.models.io
     import arcuate.training.checkpoint
     import arcuate.training.loop
@@ -84,12 +109,15 @@ def child(arguments: Sequence[str], run: str, at: int | None, report: int) -> No
         os._exit(int(end.code or 0))
 
 
-def fork(arguments: Sequence[str], run: str, at: int | None) -> tuple[int, int]:
+def fork(arguments: Sequence[str], run: str, at: int | None, errors: str) -> tuple[int, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        child(arguments, run, at, writing)
-        os._exit(1)
+        try:
+            child(arguments, run, at, writing, errors)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
     os.close(writing)
     with os.fdopen(reading) as told:
         n_operations = int(told.read() or 0)
@@ -97,7 +125,11 @@ def fork(arguments: Sequence[str], run: str, at: int | None) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
+    import arcuate.cli
     import arcuate.experiments.train  # noqa: F401 (imported once, for all children)
 
-    spec = json.load(sys.stdin)
-    sys.stdout.write(json.dumps([fork(spec["arguments"], run, at) for run, at in spec["jobs"]]))
+    for line in sys.stdin:
+        spec = json.loads(line)
+        os.chdir(spec["cwd"])
+        ends = [fork(spec["arguments"], run, at, spec["errors"]) for run, at in spec["jobs"]]
+        print(json.dumps(ends), flush=True)

@@ -283,7 +283,7 @@ def test_change_of_losses_is_not_an_incident(uninterrupted: Path) -> None:
 def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
     arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
-    points = sorted(random.Random(1).sample(range(13, n_operations), count(4, 12)))
+    points = sorted(random.Random(1).sample(range(13, n_operations), count(3, 12)))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
     links = [
         {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}

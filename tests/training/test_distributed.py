@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ import torch.distributed as dist
 import arcuate
 from arcuate import progress
 from arcuate.data.batching import Batch, prefetch, training_batches
+from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.experiments.train import train
+from arcuate.experiments.train import build_model, train
+from arcuate.files import read_jsonl
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.losses import combined
 from arcuate.losses.config import CTCSettings, CustomLossSettings, ModeLossSettings
@@ -26,8 +29,12 @@ from arcuate.models.config import RuntimeSettings
 from arcuate.models.interfaces import Outputs
 from arcuate.models.runtime import choose_device, configure_runtime
 from arcuate.training import step as step_module
+from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, init_distributed, own_device
-from arcuate.training.state import memory_mb
+from arcuate.training.guard import Guard, Verdict
+from arcuate.training.loop import _Loop
+from arcuate.training.loop import train as train_loop
+from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import DeviceMetrics, compute_gradients, encode_for_training, make_encode, read_metrics
 from support.devices import FakeCuda
 from support.training import make_recipe, make_state, planned_batches
@@ -160,6 +167,49 @@ class Part(Distributed):
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
+    def max(self, value: float) -> float:
+        return value
+
+
+@pytest.mark.parametrize("at_stage_end", [False, True])
+def test_every_process_returns_to_the_same_checkpoint(
+    at_stage_end: bool, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    """Rank 0 alone writes checkpoints; the others have to know which of them are rewind targets."""
+    stage = "{name: %s, steps: %d, losses: {ctc: 1}}"
+    stages = f"stages=[{stage % ('first', 5)}, {stage % ('second', 1)}]"
+    recipe = make_recipe(
+        "train.checkpoint_every=2", "train.log_every=3", "guard.search.enabled=false", "train.keep_checkpoints=9"
+    )
+    recipe = load_recipe(recipe, [stages] if at_stage_end else ["train.steps=6"])
+    store, states = Store.open(cohort_store), []
+    judge, verdicts = Guard.judge, []
+
+    def rewind_once(guard: Guard, *arguments: Any) -> Verdict:
+        verdicts.append(judge(guard, *arguments))
+        return Verdict("rewind", "spike") if len(verdicts) == 4 and not at_stage_end else verdicts[-1]
+
+    monkeypatch.setattr(Guard, "judge", rewind_once)
+    if at_stage_end:
+        monkeypatch.setattr(Guard, "is_explosion", lambda guard, before, after: True)
+    for rank in (0, 1):
+        verdicts.clear()
+        if not rank:
+            state = make_state(store, recipe, tmp_path / "run")
+        else:
+            selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
+            state = TrainingState(build_model(recipe, store, selection), recipe, states[0].run, "fp32")
+        planned = planned_batches(store, recipe)
+        train_loop(state, (planned[p] for p in count()), None, CPU, Callback(), Stop(), None, Part(rank, 1))
+        states.append(state)
+    first, second = states
+    assert (second.position, second.rewound_to) == (first.position, first.rewound_to)
+    assert second.rewind_targets == first.rewind_targets
+    assert at_stage_end or first.rewound_to == 2
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name]), name
+    assert any(row["action"] in ("rewind", "restore") for row in read_jsonl(first.run.incidents_file))
+
 
 TRANSDUCER = ["transducer={enabled: true, predictor: lstm, width: 16, dropout: 0}", "loss.rnnt.weight=0.5"]
 BY_FRAMES = [*TRANSDUCER, "loss.rnnt.reduction=half_mean_frames", "augment.random_cut=3"]
@@ -190,6 +240,16 @@ def test_parts_of_a_batch_add_up_to_its_metrics(
     for name in ("loss", "blank_share", "length_ratio"):
         assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+def test_an_incident_names_the_trials_of_all_processes(cohort_store: Path, tmp_path: Path) -> None:
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=5")
+    state = make_state(store, recipe, tmp_path / "run")
+    whole, own = planned_batches(store, recipe)[0], planned_batches(store, recipe, (0, 2))[0]
+    metrics = compute_gradients(state, partial(encode_for_training, state.model), [own], CPU, Part(0, 2)).read()
+    _Loop(state, CPU, Callback(), Part(0, 2)).respond(Verdict("warn", "collapse"), metrics, [own])
+    (row,) = read_jsonl(state.run.incidents_file)
+    assert row["trials"] == [t.id for t in whole.trials] and len(own.trials) == 3
 
 
 def test_an_infinite_loss_of_a_repeated_trial_does_not_count(cohort_store: Path, tmp_path: Path) -> None:

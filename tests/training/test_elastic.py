@@ -1,7 +1,6 @@
 """Elastic training: torchrun starts killed processes again, with as many as there are, and the run continues."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.forking import PROGRAM, forking_environment
 from support.slurm import free_ports
 
 SETTINGS = [
@@ -23,16 +23,17 @@ WITHOUT_DROPOUT = ["encoder.dropout=0", "front_end.session_layer.dropout=0"]
 
 
 def arguments(store: Path, run: Path, *more: str) -> list[str]:
-    return ["arcuate", "train", "tiny", "--data", str(store), "--run", str(run), "--resume", *SETTINGS, *more]
+    return ["train", "tiny", "--data", str(store), "--run", str(run), "--resume", *SETTINGS, *more]
 
 
-def torchrun(*options: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.2", *options, "-m", "--"]
+def torchrun(*options: str, program: tuple[str, ...] = PROGRAM) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval=0.2"]
+    return [*launcher, *options, "--no-python", "--", *program]
 
 
 def start(command: list[str], log: Path) -> "subprocess.Popen[bytes]":
     # Without the second variable a node that joins waits in vain for an address (torch 2.13; docs/scaling.md).
-    environment = os.environ | {"LOGLEVEL": "INFO", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = forking_environment() | {"LOGLEVEL": "INFO", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with log.open("ab") as out:
         return subprocess.Popen(command, stdout=out, stderr=out, env=environment)
 
@@ -68,7 +69,7 @@ def undisturbed(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Two processes to the end, without dropout."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     command = [*torchrun("--standalone", "--nproc-per-node=2"), *arguments(cohort_store, run, *WITHOUT_DROPOUT)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=forking_environment())
     return run
 
 
@@ -103,7 +104,8 @@ def test_two_ranks_then_one_then_two(undisturbed: Path, cohort_store: Path, tmp_
         quick = f"is_host={int(i == 0)},last_call_timeout=6,keep_alive_interval=1,keep_alive_max_attempt=3"
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={quick}"]
         options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--local-addr=127.0.0.1", *rendezvous]
-        return start([*torchrun(*options), *arguments(cohort_store, run, *WITHOUT_DROPOUT)], logs[i])
+        fresh = (sys.executable, "-m", "arcuate")  # one of them is suspended
+        return start([*torchrun(*options, program=fresh), *arguments(cohort_store, run, *WITHOUT_DROPOUT)], logs[i])
 
     first, second = node(0), node(1)
     wait_until(lambda: last_step(run) >= 15, first, logs[0], "step 15")

@@ -22,7 +22,7 @@ SMALL = [
 CALM = [*SMALL, "train.steps=10"]
 WILD = [
     *SMALL,
-    *("train.steps=60", "train.clip_norm=null", "train.seed=8"),
+    *("train.steps=60", "train.clip_norm=null", "train.seed=8", "train.checkpoint_every=8"),
     "schedule={kind: one_cycle, peak_lr: 3.0, pct_start: 0.5}",
     "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, n_sd: 1.5}",
     "guard.max_rewinds=50",
@@ -40,11 +40,11 @@ SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")
 def test_killed_while_the_folder_is_created_or_soon_after(cohort_store: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, "train.steps=4", "--data", str(cohort_store)]
     train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
-    assert_kills_leave_no_trace(arguments, tmp_path, list(range(1, 16)) if THOROUGH else [1, 3, 5, 9])
+    assert_kills_leave_no_trace(arguments, tmp_path, list(range(1, 16)) if THOROUGH else [1, 3, 9])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "n_points"), [("calm", count(3, 12)), ("wild", count(4, 16)), ("long", count(2, 8))])
+@pytest.mark.parametrize(("kind", "n_points"), [("calm", count(2, 12)), ("wild", count(2, 16)), ("long", count(2, 8))])
 def test_killed_at_any_file_operation(cohort_store: Path, tmp_path: Path, kind: str, n_points: int) -> None:
     arguments = [*{"calm": CALM, "wild": WILD, "long": LONG}[kind], "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])

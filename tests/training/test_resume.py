@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import pytest
 
 from support.cli import assert_refused, one_object
 from support.counts import count
-from support.forking import arcuate
+from support.forking import PROGRAM, arcuate, forking_environment, start
 
 SETTINGS = [
     "train.steps=36",
@@ -40,25 +41,19 @@ def weights(run: Path, which: str = "last") -> dict[str, bytes]:
 
 
 def command(store: Path, run: Path, *more: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "arcuate",
-        "train",
-        "tiny",
-        "--data",
-        str(store),
-        "--run",
-        str(run),
-        *SETTINGS,
-        *more,
-    ]
+    return ["train", "tiny", "--data", str(store), "--run", str(run), *SETTINGS, *more]
+
+
+def train(store: Path, run: Path, *more: str) -> "subprocess.CompletedProcess[str]":
+    done = arcuate(*command(store, run, *more))
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("uninterrupted") / "run"
-    subprocess.run(command(cohort_store, run), check=True, capture_output=True)
+    train(cohort_store, run)
     return run
 
 
@@ -77,12 +72,12 @@ def test_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     run, rng = tmp_path / "run", random.Random(seed)
     for n_rows in (2, 7):
-        process = subprocess.Popen(command(cohort_store, run, "--resume"), stderr=subprocess.DEVNULL)
+        process = start(*command(cohort_store, run, "--resume"), stderr=subprocess.DEVNULL)
         wait_for_rows(run, n_rows, process)
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         process.wait()
-    done = subprocess.run(command(cohort_store, run, "--resume", "--json"), capture_output=True, text=True, check=True)
+    done = train(cohort_store, run, "--resume", "--json")
     assert one_object(done.stdout)["steps"] == 36
     assert "resuming after step" in done.stderr
     assert metrics(run) == metrics(uninterrupted)
@@ -97,22 +92,23 @@ def test_signals_finish_the_step_and_save(
     """Signals go to the process group including workers, as from terminals and batch systems."""
     run = tmp_path / "run"
     process = subprocess.Popen(
-        command(cohort_store, run, "data.workers=1"), stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "arcuate", *command(cohort_store, run, "data.workers=1")],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     wait_for_rows(run, 3, process)
     os.killpg(process.pid, number)
     assert process.wait(timeout=120) == code
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     assert 9 <= state["step"] < 36
-    subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
+    train(cohort_store, run, "--resume")
     assert metrics(run) == metrics(uninterrupted)
     assert weights(run) == weights(uninterrupted)
 
 
 def test_resuming_a_finished_run_does_nothing(uninterrupted: Path, cohort_store: Path) -> None:
     before = (uninterrupted / "metrics.jsonl").stat().st_mtime_ns
-    done = subprocess.run(command(cohort_store, uninterrupted, "--resume"), capture_output=True, text=True)
-    assert done.returncode == 0
+    done = train(cohort_store, uninterrupted, "--resume")
     assert "is complete: 36 steps" in done.stderr
     assert (uninterrupted / "metrics.jsonl").stat().st_mtime_ns == before
 
@@ -122,8 +118,7 @@ def test_damaged_checkpoint_is_skipped(uninterrupted: Path, cohort_store: Path, 
     shutil.copytree(uninterrupted, run, symlinks=True)
     last = (run / "checkpoints/last").resolve()
     os.truncate(last / "training.safetensors", 1000)
-    done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = train(cohort_store, run, "--resume")
     assert "damaged" in done.stderr
     assert metrics(run) == metrics(uninterrupted)
     assert weights(run) == weights(uninterrupted)
@@ -137,7 +132,7 @@ def test_without_usable_checkpoint_nothing_is_overwritten(
     for path in run.glob("checkpoints/step-*/model.safetensors"):
         os.truncate(path, 100)
     before = (run / "metrics.jsonl").read_bytes()
-    done = subprocess.run(command(cohort_store, run, "--resume"), capture_output=True, text=True)
+    done = arcuate(*command(cohort_store, run, "--resume"))
     assert_refused(done, "complete and consistent")
     assert (run / "metrics.jsonl").read_bytes() == before
 
@@ -150,15 +145,11 @@ def test_full_disk_keeps_earlier_checkpoints(uninterrupted: Path, cohort_store: 
         path = run / "checkpoints" / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and "checkpoints" in p.parts}
-    done = subprocess.run(
-        command(cohort_store, run, "--resume"),
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    done = arcuate(*command(cohort_store, run, "--resume"), preexec_fn=limit)
     assert_refused(done, "too large", "checkpoints")
     assert {p: p.read_bytes() for p in before} == before
-    subprocess.run(command(cohort_store, run, "--resume"), check=True, capture_output=True)
+    train(cohort_store, run, "--resume")
     assert metrics(run) == metrics(uninterrupted)
     assert weights(run) == weights(uninterrupted)
 
@@ -181,15 +172,13 @@ main()
 
 def test_failing_run_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
     """Workers ignore signals, so the end of the program must not rely on signals to stop them."""
-    _, _, _, *arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
+    arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
     done = subprocess.run([sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200)
     assert_refused(done, "No space left")
 
 
 def test_other_recipe_or_data_is_rejected(uninterrupted: Path, cohort_store: Path) -> None:
-    done = subprocess.run(
-        command(cohort_store, uninterrupted, "--resume", "optimizer.eps=0.1"), capture_output=True, text=True
-    )
+    done = arcuate(*command(cohort_store, uninterrupted, "--resume", "optimizer.eps=0.1"))
     assert_refused(done, "optimizer")
 
 
@@ -219,7 +208,7 @@ def test_from_starts_a_new_run_and_records_its_parent(uninterrupted: Path, cohor
 @pytest.mark.slow
 def test_guard_does_not_change_a_healthy_run(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "unguarded"
-    subprocess.run(command(cohort_store, run, "guard.enabled=false"), check=True, capture_output=True)
+    train(cohort_store, run, "guard.enabled=false")
     assert weights(run) == weights(uninterrupted)
     assert metrics(run) == metrics(uninterrupted)
     assert (uninterrupted / "incidents.jsonl").read_text() == ""
@@ -227,8 +216,8 @@ def test_guard_does_not_change_a_healthy_run(uninterrupted: Path, cohort_store: 
 
 def shared_command(store: Path, run: Path, *more: str) -> list[str]:
     """The same training in two processes, started by torchrun."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--"]
-    return [*launch, *command(store, run, *more)[2:]]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", "--"]
+    return [*launch, *PROGRAM, *command(store, run, *more)]
 
 
 def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -245,14 +234,16 @@ def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: 
     """Killed at random moments, then stopped by a signal: all processes stop after the same step and save."""
     uninterrupted, run, rng = tmp_path / "uninterrupted", tmp_path / "run", random.Random(3)
     short = ["train.steps=24", "train.validate_every=8"]
-    subprocess.run(shared_command(cohort_store, uninterrupted, *short), check=True, capture_output=True)
+    env = forking_environment()
+    subprocess.run(shared_command(cohort_store, uninterrupted, *short), check=True, capture_output=True, env=env)
     for n_rows, number in ((3, signal.SIGKILL), (6, signal.SIGTERM)):
-        process = subprocess.Popen(shared_command(cohort_store, run, *short, "--resume"), stderr=subprocess.DEVNULL)
+        resumed = shared_command(cohort_store, run, *short, "--resume")
+        process = subprocess.Popen(resumed, stderr=subprocess.DEVNULL, env=env)
         wait_for_rows(run, n_rows, process)
         time.sleep(rng.uniform(0, 0.3))
         kill_all(process, number)
     done = subprocess.run(
-        shared_command(cohort_store, run, *short, "--resume", "--json"), capture_output=True, text=True
+        shared_command(cohort_store, run, *short, "--resume", "--json"), capture_output=True, text=True, env=env
     )
     assert done.returncode == 0, done.stderr
     assert one_object(done.stdout)["steps"] == 24  # only rank 0 prints
@@ -277,8 +268,9 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
     still = [*model, "front_end.session_layer.dropout=0", "ema.decay=0", "train.steps=12"]
     still += ["data.batching.batch_size=5", "data.workers=0"]  # three trials for one process, two for the other
     alone, both = tmp_path / "alone", tmp_path / "both"
-    subprocess.run(command(cohort_store, alone, *still), check=True, capture_output=True)
-    done = subprocess.run(shared_command(cohort_store, both, *still), capture_output=True, text=True)
+    train(cohort_store, alone, *still)
+    words = shared_command(cohort_store, both, *still)
+    done = subprocess.run(words, capture_output=True, text=True, env=forking_environment())
     assert done.returncode == 0, done.stderr
     one, two = (load_file(r / "checkpoints/last/model.safetensors") for r in (alone, both))
     for name in one:
@@ -296,12 +288,12 @@ def test_diverging_run_is_rewound_with_evidence(cohort_store: Path, tmp_path: Pa
     wild = [
         "schedule={kind: warmup_cosine, peak_lr: 3.0, warmup_steps: 60, decay_steps: 120}",
         "train.steps=80",
+        "train.validate_every=40",
         "train.clip_norm=null",
         "guard.spike={warmup: 20, patience: 5, window: 20}",
         "guard.max_rewinds=20",
     ]
-    done = subprocess.run(command(cohort_store, run, *wild), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = train(cohort_store, run, *wild)
     incidents = [json.loads(line) for line in (run / "incidents.jsonl").read_text().splitlines()]
     rewinds = [i for i in incidents if i["action"] == "rewind"]
     assert rewinds

@@ -22,7 +22,7 @@ from arcuate.training import tracking
 from arcuate.training.callbacks import CallbackList
 from arcuate.training.tracking import Tracker, check_trackers, make_trackers, to_scalars
 from support.cli import assert_refused
-from support.forking import arcuate
+from support.forking import arcuate, start
 
 TRAIN_ROW = {
     "step": 5,
@@ -374,7 +374,7 @@ def test_both_trackers_over_an_interrupted_run(cohort_store: Path, tmp_path: Pat
     track = ["track.tensorboard.enabled=true", "track.wandb.enabled=true", "track.wandb.mode=offline"]
     long = [*FEW, "train.checkpoint_every=2"]
     command = ["train", "tiny", "--data", str(cohort_store), "--run", str(run), *long, *track]
-    process = subprocess.Popen([sys.executable, "-m", "arcuate", *command], stderr=subprocess.DEVNULL)
+    process = start(*command, stderr=subprocess.DEVNULL)
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
         time.sleep(0.01)

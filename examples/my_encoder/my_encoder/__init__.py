@@ -15,7 +15,7 @@ from arcuate.models.interfaces import Encoder
 class SeparableConvSettings(PluginEncoderSettings):
     """Settings of the encoder, as they appear in a recipe below `encoder`."""
 
-    width: int = Field(96, ge=1, le=8192, description="Width of a frame.")
+    width: int = Field(96, ge=1, le=8192, description="Model dimension.")
     depth: int = Field(3, ge=1, le=64, description="Number of convolutional blocks.")
     conv_kernel: int = Field(5, ge=2, le=64, description="Kernel length in frames; a block sees only earlier frames.")
     dropout: float = Field(0.1, ge=0.0, lt=1.0, description="Dropout on the output of each block.")

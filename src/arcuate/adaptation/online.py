@@ -66,7 +66,7 @@ _NO_AUGMENTATION = AugmentationConfig()
 
 @dataclass(frozen=True, eq=False)
 class OnlineAdapter:
-    """A model, an adaptation method and the augmentation of the model's training. The model is never changed."""
+    """A model, an adaptation method and the augmentation used in training. The model is never changed."""
 
     model: Model
     settings: Adaptation
@@ -213,7 +213,7 @@ def compute_log_probs(model: Model, bins: Tensor) -> np.ndarray:
 
 
 def input_statistics(model: Model, bins: Tensor) -> InputStatistics:
-    """Statistics of the session layer's input, which is smoothed, from normalised bins (T, C)."""
+    """Statistics of the session layer's input (smoothed bins), from normalised bins (T, C)."""
     kernel = model.front_end.kernel
     smoothed = smooth(bins[None], kernel)[0] if len(bins) >= len(kernel) else bins
     return InputStatistics.of(smoothed)
@@ -223,7 +223,7 @@ def match_statistics(initial: AffineLayer, reference: InputStatistics, current: 
     """Return the layer whose outputs on current input have the mean and SD of those on the reference session.
 
     Only mean and SD of each output channel are matched. Matching the complete covariance made results worse: covariance
-    does not reveal a rotation of the tuning, and the smallest map that matches it is not the correct one
+    does not determine a rotation of the tuning, so the smallest map that matches it need not be the correct one
     (docs/new-days.md).
     """
     weight, bias = initial.weight.double(), initial.bias.double()
@@ -374,7 +374,7 @@ def hypothesis_tokens(
 
 
 def word_phonemes(search: "WordSearch", words: Sequence[str]) -> Iterator[str]:
-    """Phonemes of words as in training labels; from the lexicon if it has no such pronunciation."""
+    """Phonemes of words as in training labels, or the first in the lexicon if it lacks that pronunciation."""
     in_context = iter(_split_words(pronounce(" ".join(words)).names))  # homographs depend on neighbours
     for word in words:
         parts = [next(in_context, ()) for _ in _split_words(pronounce(word).names)]

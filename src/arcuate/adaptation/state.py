@@ -117,7 +117,7 @@ class SessionState:
     moments: AdamMoments
     reference: InputStatistics | None = None  # input of `init_session`
     expected: ExpectedConfidence | None = None  # None: no recordings of known sessions
-    unadapted_confidence: tuple[float, ...] = ()  # confidence on the last trials, without all-blank ones
+    unadapted_confidence: tuple[float, ...] = ()  # confidence on the last trials, excluding all-blank ones
     observed: InputStatistics | None = None  # input of this session
     buffer: tuple[DecodedTrial, ...] = ()  # for replay
     comparison: ModelComparison = field(default_factory=ModelComparison)
@@ -135,7 +135,7 @@ def confidence(log_probs: np.ndarray) -> float:
 # --- safety: when a trial causes no update, and when the adapted layer is discarded ------------------------------
 
 _CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated
-_KNOWN_SESSION_FACTOR = 3.0  # on the standard errors required for a session the model was trained on
+_KNOWN_SESSION_FACTOR = 3.0  # factor on the required standard errors for a session the model was trained on
 _MIN_TOKENS = 2  # shorter outputs are not used as pseudo-labels
 
 
@@ -203,7 +203,7 @@ def fallback_reason(comparison: ModelComparison, settings: Safety) -> str | None
         return None
     adapted, unadapted = (float(np.mean(values)) for values in zip(*comparison.confidence, strict=True))
     if adapted < unadapted - settings.max_confidence_drop:
-        return f"confidence fell to {adapted:.2f}, below {unadapted:.2f} of the unadapted model"
+        return f"confidence fell to {adapted:.2f}, below that of the unadapted model ({unadapted:.2f})"
     n_adapted, n_unadapted = map(sum, zip(*comparison.n_tokens, strict=True))
     if n_adapted < settings.min_length_ratio * n_unadapted:
         return f"output shrank to {n_adapted / n_unadapted:.2f} of the tokens of the unadapted model"

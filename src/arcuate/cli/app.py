@@ -183,7 +183,9 @@ ScoresPath = Annotated[
 ]
 LexiconFile = Annotated[str, typer.Option("--lexicon", help="Lexicon file, or `default` (English).")]
 LmFile = Annotated[str, typer.Option("--lm", help="Model file, ARPA file, or `default` (English).")]
-ReferencesFile = Annotated[Path | None, typer.Option("--references", help="JSON lines with `text`, one per trial.")]
+ReferencesFile = Annotated[
+    Path | None, typer.Option("--references", help="JSON Lines file with the reference `text` of each trial.")
+]
 WeightsFile = Annotated[Path | None, typer.Option("--config", help="Search weights written by `arcuate tune`.")]
 Beam = Annotated[
     int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")

@@ -46,7 +46,7 @@ def bench_live(
     setting: AdaptSetting = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the time from the last bin of each frame to its text, with bins in real time and one thread."""
+    """Measure the delay from the last bin of each frame to its text, in a real-time replay on one thread."""
     from arcuate.live.bench import bench_live
 
     with progress("loading the model, the lexicon and the language model") as report:

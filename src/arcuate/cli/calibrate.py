@@ -14,7 +14,9 @@ def calibrate(
     run: Annotated[Path, typer.Argument(help="Run to start from; it is not changed.")],
     data: StorePath = ...,  # type: ignore[assignment]
     session: Annotated[str, typer.Option("--session", help="Session to add.")] = ...,  # type: ignore[assignment]
-    sentences: Annotated[int, typer.Option(help="Number of its first labelled sentences to use.")] = 20,
+    sentences: Annotated[
+        int, typer.Option(help="Number of labelled sentences of the session to use, from the first.")
+    ] = 20,
     target: Annotated[
         Path | None, typer.Option("--run", help="Run folder to write; default: RUN-SESSION beside RUN.")
     ] = None,
@@ -25,7 +27,7 @@ def calibrate(
         ),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, such as other_lr_factor=0 or init=mean.")
+        list[str] | None, typer.Option("--set", help="Calibration setting as key=value, such as other_lr_factor=0.")
     ] = None,
     checkpoint: Annotated[
         str,
@@ -36,7 +38,7 @@ def calibrate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Add a recording session to a trained model with a few of its labelled sentences."""
+    """Add a recording session to a trained model, using a few labelled sentences from it."""
     from arcuate.experiments.calibrate import calibrate as calibrate_run
 
     points: list[int] | None = [] if curve == "none" else None

@@ -13,12 +13,12 @@ def card(
     run: ModelPath,
     licence: Annotated[
         str | None,
-        typer.Option("--license", help="Identifier of Hugging Face, such as cc-by-4.0; kept when written again."),
+        typer.Option("--license", help="Licence identifier, such as cc-by-4.0; kept when the card is rewritten."),
     ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write the model card of a run, MODEL_CARD.md; for an exported model, print the card in it."""
+    """Write the model card of a run, MODEL_CARD.md; for an exported model, print the card that it contains."""
     from arcuate.evaluation.card import exported_card, write_card
 
     if (text := exported_card(run)) is not None:

@@ -32,7 +32,7 @@ def combine(
     fit: Annotated[
         bool,
         typer.Option(
-            "--fit", help="Cross-fit the weights of linear: each trial uses weights fitted on the other folds."
+            "--fit", help="Fit the weights of linear by cross-validation: each trial uses those of other folds."
         ),
     ] = False,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds for --fit.")] = 5,
@@ -84,7 +84,7 @@ def combine(
         "best single system, chosen on these trials": single.best_single_wer if single else None,
         "best candidates (oracle)": metrics.oracle_wer,
     }
-    method = result.method + (", cross-fitted" if result.linear and result.linear.cross_fitted else "")
+    method = result.method + (", cross-validated" if result.linear and result.linear.cross_fitted else "")
     rates[f"combined ({method}; lm: {words.lm or 'none'})"] = words.wer
     rows = [(title, f"{100 * rate:.2f} %") for title, rate in rates.items() if rate is not None]
     print_table(("", "WER"), rows, right=("WER",))

@@ -57,7 +57,7 @@ def decode(
         Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
     ] = None,
     llm_every: Annotated[
-        int, typer.Option(min=1, max=100, help="With --llm: score the beam every this many words.")
+        int, typer.Option(min=1, max=100, help="With --llm: number of words between scorings of the beam.")
     ] = 2,
     alpha: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --llm: its weight in the language-model score.")
@@ -74,13 +74,14 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
+    from arcuate.decoding.exported.archive import is_export
     from arcuate.evaluation.decode import decode as decode_words
 
     if file is not None:
         if str(scores) != "logits":
             raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
         scores = file
-    if out is None and not is_hub_name(scores) and not scores.is_dir() and scores.suffix != ".arcx":
+    if out is None and not is_hub_name(scores) and not scores.is_dir() and not is_export(scores):
         raise UserError(
             "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )

@@ -29,7 +29,7 @@ def doctor(
         bool, typer.Option("--allow-pickle", help="Accept a pickle file; nothing in it is executed.")
     ] = False,
     fix: Annotated[
-        Path | None, typer.Option(help="Write a recipe that extends that of the run with the remedy to this file.")
+        Path | None, typer.Option(help="Write the remedy to this file, as a recipe that extends the run's.")
     ] = None,
     try_it: Annotated[
         bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")

@@ -24,7 +24,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.", autocompletion=complete_from("best", "last"))
     ] = "best",
-    label: Annotated[str | None, typer.Option(help="Write results/<split>.<label>.jsonl.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label of the results file results/<split>.<label>.jsonl.")] = None,
     scores: Annotated[
         Path | None,
         typer.Option("--scores", "--save-logits", help="Also write all frame log-probabilities to this .npz file."),
@@ -44,13 +44,13 @@ def evaluate(
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: AdaptSetting = None,
     views: Annotated[
-        int, typer.Option(min=1, max=64, help="Average the frame scores of this many noisy views of every trial.")
+        int, typer.Option(min=1, max=64, help="Test-time augmentation: noisy copies of a trial to average over.")
     ] = 1,
     view_noise: Annotated[float, typer.Option(min=0.0, max=10.0, help="With --views: SD of the noise.")] = 0.2,
     floor: Annotated[
         bool,
         typer.Option(
-            "--floor", help="Train the recipe on input without neural information, and detect shortcuts in the data."
+            "--floor", help="Detect shortcuts in the data: train the recipe on input without neural information."
         ),
     ] = False,
     floor_steps: Annotated[
@@ -61,7 +61,7 @@ def evaluate(
     ] = False,
     lm: Annotated[
         str | None,
-        typer.Option(help="With --adapt (for decoding pseudo-labels) or --confidence: language model, or `default`."),
+        typer.Option(help="Language model for --confidence or for the pseudo-labels of --adapt: file or `default`."),
     ] = None,
     lexicon: Annotated[str, typer.Option(help="With --lm: lexicon file, or `default`.")] = "default",
     config: Annotated[Path | None, typer.Option(help="With --lm: search weights written by `arcuate tune`.")] = None,

@@ -36,7 +36,7 @@ def export(
     ] = Path("node_modules/onnxruntime-web"),
     as_json: Json = False,
 ) -> None:
-    """Write a run as one file that decodes without torch, in ONNX Runtime (extra: export)."""
+    """Export a model to one file that decodes with ONNX Runtime, without torch (extra: export)."""
     from arcuate.experiments.export import export as export_run
 
     with progress("exporting") as report:

@@ -33,7 +33,7 @@ def slurm(
     setup: Annotated[
         list[str] | None, typer.Option(help="Shell command to run first, such as 'module load cuda'.")
     ] = None,
-    signal: Annotated[int, typer.Option(min=1, help="Seconds before the time limit to stop with a checkpoint.")] = 120,
+    signal: Annotated[int, typer.Option(min=1, help="Save and stop this many seconds before the time limit.")] = 120,
     requeues: Annotated[int, typer.Option(min=0, help="Maximum number of times the job is requeued.")] = 100,
     workers: Annotated[
         int, typer.Option(min=1, max=10_000, help="Number of jobs that work on the same sweep or ablation.")

@@ -48,7 +48,7 @@ def live(
         str | None,
         typer.Option(
             envvar="ARCUATE_SEND_TOKEN",
-            help="Token to send bins to --source socket; default: none on loopback without --token, random otherwise.",
+            help="Token that senders to --source socket need; default: none on loopback without --token, else random.",
         ),
     ] = None,
     lm: LmFile = "default",
@@ -87,7 +87,7 @@ def live(
     ] = False,
     phrase: Annotated[
         str | None,
-        typer.Option(help="Start with text hidden until this sentence is decoded, or decoding is started on the page."),
+        typer.Option(help="Wake phrase: text is hidden until it is decoded, or until decoding is started on the page."),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[

@@ -26,7 +26,7 @@ _ACTIONS = {
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or any parent folder.")],
+    source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or a folder that contains it.")],
     store: Annotated[
         Path | None, typer.Argument(help="Folder to write the store to; not needed with --describe.")
     ] = None,
@@ -58,10 +58,12 @@ def prepare(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert recording files to a store: checked, hashed, with random access."""
+    """Check recordings and convert them to a store, with hashes and random access to trials."""
     from arcuate.data.prepare import inspect_source, prepare_store
 
     if describe:
+        if store is not None:
+            raise UserError(f"--describe takes one file and writes nothing; remove {store}")
         print_description(source, as_json)
         return
     if store is None:
@@ -80,6 +82,7 @@ def prepare(
                 mapping=mapping,
                 progress=report_progress,
             )
+            report.check_written(source)
     if as_json:
         emit_json(report.to_dict())
     else:

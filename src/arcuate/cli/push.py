@@ -22,7 +22,7 @@ def push(
     yes: Annotated[bool, typer.Option("--yes", help="Upload without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Upload a model and its card to the Hugging Face Hub, after listing the files and asking."""
+    """Upload a model and its card to the Hugging Face Hub, after listing the files and asking for confirmation."""
     from arcuate.experiments.push import plan_push, upload
 
     plan = plan_push(run, repository, checkpoint=checkpoint, private=private, licence=licence)

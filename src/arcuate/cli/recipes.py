@@ -15,7 +15,7 @@ app.add_typer(_recipes_app, name="recipes")
 
 @_recipes_app.command("list")
 def recipes_list(
-    show_all: Annotated[bool, typer.Option("--all", help="Also list the recipes of documented runs.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Also list recipes that reproduce documented runs.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the packaged recipes by group."""

@@ -12,13 +12,14 @@ from arcuate.cli.console import out as stdout
 
 @app.command()
 def rescore(
-    hyps: Annotated[Path, typer.Argument(help="Decodings with n-best lists, from `arcuate decode --out`.")],
+    hyps: Annotated[Path, typer.Argument(help="File with n-best lists, written by `arcuate decode --out`.")],
     llm: Annotated[Path, typer.Option(help="Causal language model: a folder or a .gguf file.")] = ...,  # type: ignore[assignment]
     references: Annotated[
         Path | None, typer.Option(help="JSON lines with id and text for fitting and scoring.")
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Share of the causal model in the LM score; default: fitted.")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Weight of the causal model in the LM score; default: fitted."),
     ] = None,
     acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
     length: Annotated[float | None, typer.Option(help="Word bonus, in nats.")] = None,
@@ -29,7 +30,7 @@ def rescore(
         ),
     ] = None,
     context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
-    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-fitting.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-validation.")] = 5,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, with the new scores.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ def selftest(
     full: Annotated[bool, typer.Option("--full", help="Time the official models at their full size.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check numerics, precisions, multi-process training and speed on this machine; exit code 1 if a check fails."""
+    """Check numerics in every precision, multi-process training and speed; exit code 1 if a check fails."""
     from arcuate.experiments.selftest import selftest as run_selftest
 
     with progress("self-test") as report:

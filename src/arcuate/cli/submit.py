@@ -12,7 +12,7 @@ from arcuate.cli.console import out as stdout
 
 @app.command()
 def submit(
-    run: Annotated[Path, typer.Argument(help="Run folder with word decodings, or a file of decodings.")],
+    run: Annotated[Path, typer.Argument(help="Run folder with decoded words, or a file of `arcuate decode`.")],
     out: Annotated[Path, typer.Option(help="File to write: CSV for '25, text for '24.")] = ...,  # type: ignore[assignment]
     split: Annotated[str, typer.Option(help="Split to submit: test, or another one to check the format.")] = "test",
     label: Annotated[str | None, typer.Option(help="With a run folder: results/<split>.<label>.jsonl.")] = None,

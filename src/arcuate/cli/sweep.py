@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _sweep_app = typer.Typer(
-    help="Hyperparameter search: `arcuate sweep RECIPE SPACE …`, and its status.",
+    help="Search hyperparameters (`arcuate sweep RECIPE SPACE …`), or show the status of a sweep.",
     cls=WithDefault,
     no_args_is_help=True,
 )
@@ -26,7 +26,7 @@ StorageUrl = Annotated[
         "--storage",
         envvar="ARCUATE_STORAGE",
         show_envvar=True,
-        help="Database of the study, postgresql://USER@HOST/DATABASE or sqlite:///FILE; or grpc://HOST:PORT.",
+        help="URL of the study's storage: postgresql://USER@HOST/DATABASE, sqlite:///FILE or grpc://HOST:PORT.",
     ),
 ]
 

@@ -35,7 +35,9 @@ def tune(
     budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
     folds: Annotated[
         int,
-        typer.Option(min=0, max=100, help="Also report WER cross-fitted over this many folds of sessions; 0 = off."),
+        typer.Option(
+            min=0, max=100, help="Also report the cross-validated WER over this many folds of sessions; 0 = off."
+        ),
     ] = 0,
     confidence: Annotated[
         bool, typer.Option("--confidence", help="Also calibrate the confidences of words and sentences.")
@@ -46,7 +48,7 @@ def tune(
     ] = False,
     accuracy: Annotated[
         float,
-        typer.Option(min=0.5, max=0.999, help="With --confidence: target share of correct words among accepted ones."),
+        typer.Option(min=0.5, max=0.999, help="With --confidence: fraction of accepted words that should be correct."),
     ] = 0.95,
     split: SplitName = "val",
     data: MovedStore = None,

@@ -4,7 +4,7 @@ Every draw is a function of (seed, position in the training sequence, trial). Pa
 other trials of the batch do not affect it.
 
 The positions of masks and cuts are drawn on the CPU, noise on the device of the bins, each from a generator per trial;
-everything else is one call for the batch. So nothing is read back from the device. On a CPU one generator draws both.
+everything else is one call per batch, so nothing is read back from the device. On a CPU one generator draws both.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def change_speed(
         draw = 2 * _uniform(torch.Generator().manual_seed(trial_seed)) - 1
         n = max(round(length / (1 + settings.speed_change * draw)), min(length, least), 1)
         changed.append(n)
-        # Sample j of n lies in the middle of its share of the trial.
+        # Sample j of n lies at the centre of the j-th of n equal parts of the trial.
         sources.append(((torch.arange(n, dtype=torch.float64) + 0.5) * (length / n) - 0.5).clamp(0, length - 1))
     source = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True)  # (B, T')
     before = source.floor()
@@ -83,7 +83,7 @@ def change_speed(
 
 
 def _trial_seeds(trial_ids: Sequence[str], seed: int, position: int, *purpose: str) -> list[int]:
-    """One seed for each trial of a batch; drawn with replacement, a trial may occur twice."""
+    """One seed per trial of a batch, in which a trial may occur more than once (sampling with replacement)."""
     copies: dict[str, int] = {}
     seeds = []
     for trial in trial_ids:
@@ -177,7 +177,7 @@ class _Draws:
 def draw_masks(
     masked_bins: Tensor, masked_channels: Tensor, settings: AugmentationConfig, generator: torch.Generator
 ) -> None:
-    """Mark runs of bins (T,) and groups of channels (C,) of one trial that are set to 0, their mean."""
+    """Mark runs of bins (T,) and groups of channels (C,) of one trial that are set to 0 (their mean)."""
     n_bins, n_channels = len(masked_bins), len(masked_channels)
     time, features = settings.time_masks, settings.feature_masks
     if time.n_masks and _uniform(generator) < time.probability:

@@ -137,8 +137,12 @@ class Batch:
     trials: tuple[TrialInfo, ...]
     position: int  # index in the training sequence; 0 outside training
     n_counted: int  # trials that count in the loss; 0 on a process that has no trials and repeats one
-    n_trials: int  # trials of the batch over all processes that share it
-    all_lengths: tuple[int, ...] = ()  # their numbers of bins, on the host
+    all_trials: tuple[TrialInfo, ...]  # of the batch over all processes that share it
+
+    @property
+    def n_trials(self) -> int:
+        """Number of trials over all processes."""
+        return len(self.all_trials)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -194,8 +198,7 @@ def collate(
         tuple(trials),
         position,
         len(trials),
-        len(trials),
-        tuple(n_bins),
+        tuple(trials),
     )
 
 
@@ -238,7 +241,7 @@ class PlannedBatches(Dataset[Batch]):
         drawn = [self.trials[i] for i in self.plan.draw(position)]
         own = drawn[self.rank :: self.size]
         batch = collate(self.store, own or drawn[:1], self.sessions, self.spec, position)
-        return replace(batch, n_counted=len(own), n_trials=len(drawn), all_lengths=tuple(t.n_bins for t in drawn))
+        return replace(batch, n_counted=len(own), all_trials=tuple(drawn))
 
 
 def training_batches(

@@ -88,7 +88,7 @@ class DataConfig(Settings):
         None, ge=1, le=10_000, description="Number of sessions to use, starting with the first; null uses all."
     )
     unlabelled: bool = Field(
-        False, description="Also train on trials without labels, of every split; for losses that need no labels."
+        False, description="Also train on the unlabelled trials of all splits; for losses that need no labels."
     )
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="Fraction of the training split held out to select checkpoints on."
@@ -145,7 +145,7 @@ class AugmentationConfig(Settings):
         description="Maximum relative change of speed; each trial is resampled by a factor from 1 ± this value.",
     )
     gain_sd: float = Field(
-        0.0, ge=0.0, le=10.0, description="SD of a random linear mixing of channels around the identity."
+        0.0, ge=0.0, le=10.0, description="SD of the entries of a random channel-mixing matrix around the identity."
     )
     white_noise_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of noise per bin and channel.")
     offset_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of an offset per trial and channel.")

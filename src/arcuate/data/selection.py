@@ -46,8 +46,8 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
     dev = dev_split(train, settings.dev_fraction, settings.seed)
     if not dev or len(dev) == len(train):
         raise UserError(
-            f"data.dev_fraction={settings.dev_fraction} of {len(train)} training trials leaves one side empty;"
-            " prepare more data or set it to 0"
+            f"data.dev_fraction={settings.dev_fraction} of {len(train)} training trials leaves the dev or training"
+            " split empty; prepare more data or set it to 0"
         )
     return Selection(
         sessions,
@@ -61,8 +61,8 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
 def dev_split(infos: Iterable[TrialInfo], fraction: float, seed: int) -> set[str]:
     """Ids of the training trials held out to select checkpoints on.
 
-    The hash of a sentence decides, so all repetitions of a sentence are on the same side. Sessions are filled one after
-    the other up to their quota, so later sessions do not move trials of earlier ones.
+    Sentences are assigned by hash, so all repetitions of a sentence are in the same split. Sessions are processed in
+    order, each up to the quota so far, so an added session does not change the split of earlier ones.
     """
     by_session: dict[str, dict[bytes, list[str]]] = {}
     for info in infos:

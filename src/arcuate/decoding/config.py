@@ -39,7 +39,7 @@ class ConfidenceConfig(Settings):
     hypotheses: int = Field(100, ge=2, le=10_000, description="Length of the n-best list that confidences come from.")
     word: Logistic = Field(_WORD, description="Maps the features of a word to its log-odds.")
     sentence: Logistic = Field(_SENTENCE, description="Maps the features of a sentence to its log-odds.")
-    accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target share of correct words among accepted ones.")
+    accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target fraction of accepted words that are correct.")
     accept_above: float = Field(
         0.82, ge=0.0, le=1.0, description="Lowest confidence of an accepted word, calibrated to reach `accuracy`."
     )
@@ -95,7 +95,7 @@ class DecodingConfig(Settings):
         0.6,
         ge=0.0,
         le=100.0,
-        description="Share of the transducer's internal language model subtracted from its score for words.",
+        description="Weight of the internal language model subtracted from the transducer's word scores.",
     )
     alignments: Literal["sum", "best"] = Field(
         "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."

@@ -1,4 +1,4 @@
-"""Frame scores of other programs: logits in .npz, .npy with JSON, .mat, or the copy-task pickle of participant T15.
+"""Frame scores from other programs: logits in .npz, .npy with JSON, .mat, or the copy-task pickle of participant T15.
 
 No file is trusted: pickles go through `arcuate.data.unpickle`, MATLAB files are checked before they are loaded. Logits
 become log-probabilities by a softmax over the classes.

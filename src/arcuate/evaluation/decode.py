@@ -90,7 +90,7 @@ class Transcription(Sequence[Transcript]):
 
     @property
     def cer(self) -> float | None:
-        """Letter error rate; None if no trial has a reference."""
+        """Character error rate; None if no trial has a reference."""
         return self.metrics.words.cer
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ def decode(
     n-best list. For a run, the same lines and their summary are kept in the run folder, as results/<split>.words.jsonl
     and .json, where report, ledger and list of runs find them.
 
-    `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with a share of
+    `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with weight
     `alpha` in the language-model score; it needs the CTC head.
 
     Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
@@ -300,7 +300,7 @@ def decode(
         _keep_in_run(kept, split, checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
         logger.info(
-            f"{n} trials have no hypothesis: classes of probability 0 rule out every word sequence; their text is empty"
+            f"{n} trials have no hypothesis: classes of probability 0 exclude every word sequence; their text is empty"
         )
     if warning := transcription.metrics.words.leakage_warning:
         logger.info(warning)
@@ -308,7 +308,7 @@ def decode(
 
 
 def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcription) -> None:
-    """Write the lines and their summary into the run folder; the latest decoding of a split replaces the one before."""
+    """Write the lines and their summary into the run folder; a new decoding of a split replaces the previous one."""
     folder = find_checkpoint(run, checkpoint)
     state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
     selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
@@ -417,6 +417,8 @@ def _score_export(
 
     if trials.data is None:
         raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
+    if trials.checkpoint != "best":
+        raise UserError(f"--checkpoint needs a run folder; {file.path} has one model")
     store, layout = Store.open(Path(trials.data)), file.layout
     decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)

@@ -232,7 +232,7 @@ def evaluate(
 ) -> Evaluation:
     """Decode and score a split; write results/<split>[.<label>].jsonl, .json and .npz into the run folder.
 
-    `data`: the store, if it is not the one of training. `search`: greedy or beam, default as in the recipe.
+    `data`: the store, if it is not the training store. `search`: greedy or beam, default as in the recipe.
     `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the
     frame scores over this many views of every trial, all but the first with white noise of SD `view_noise`.
     """
@@ -469,7 +469,7 @@ def select_trials(source: ModelSource, store: Store, split: str, config: ModelCo
     if config.n_channels != store.n_channels:
         raise UserError(
             f"the model has {config.n_channels} channels and {store.path.name} has {store.n_channels};"
-            " prepare the data with the channels of training"
+            " prepare the data with the same channels as in training"
         )
     store.check_classes(config.classes)
     settings = source.config

@@ -129,7 +129,7 @@ class ScoredTrial:
 
 @dataclass(frozen=True)
 class WordMetrics:
-    """Word and letter error rates with 95 % bootstrap intervals, in total, by session and by corpus."""
+    """Word and character error rates with 95 % bootstrap intervals, in total, by session and by corpus."""
 
     wer: float | None
     wer_low: float | None

@@ -1,7 +1,7 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
 score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. The weights are given, or
-cross-fitted on trials with references: those of a session are fitted on the other sessions.
+cross-fitted on trials with references: the weights for one fold of sessions are fitted on the other folds.
 """
 
 import time
@@ -27,7 +27,7 @@ from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.files import DECODINGS, check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
 from arcuate.progress import Progress, logger, percent
 
-_DEFAULT_ALPHA = 0.5  # if it is neither given nor can be fitted
+_DEFAULT_ALPHA = 0.5  # if alpha is not given and cannot be fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Rescoring:
     """Result of `rescore`."""
 
     texts: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]  # one line per trial, as `out` holds them
+    rows: tuple[dict[str, Any], ...]  # one per trial, as written to `out`
     metrics: WordMetrics
     wer_before: float | None
     oracle_wer: float | None
@@ -211,7 +211,7 @@ def read_n_best(path: Path, limit: int | None = None) -> list[NBestList]:
 
 
 def search_acoustic_weight(lists: Sequence[NBestList]) -> float:
-    """Weight of the acoustic score per nat of n-gram score that the search used, recovered from its totals."""
+    """Acoustic weight of the search relative to its n-gram weight, recovered from its total scores."""
     ratios = [
         (total_score - acoustic) / ngram
         for entry in lists

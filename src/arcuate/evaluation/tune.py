@@ -101,14 +101,14 @@ class TunedWeights:
         return self.metrics.words.wer
 
     def summary(self) -> str:
-        """WER on the tuning trials and, if it was measured, cross-fitted: one line each."""
+        """WER on the tuning trials and, if it was measured, the cross-validated WER: one line each."""
         on_tuned = f"WER {percent(self.wer)} on the trials that the weights were tuned on"
         if self.calibrated and self.metrics.confidence is not None:
             on_tuned += f"\n{self.metrics.confidence.summary()}"
         if self.cross_fit is None:
             return on_tuned
         rate = percent(self.cross_fit.wer_cross_fitted)
-        return f"{on_tuned}\nWER {rate} cross-fitted over {self.cross_fit.folds} folds of sessions"
+        return f"{on_tuned}\nWER {rate} cross-validated over {self.cross_fit.folds} folds of sessions"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,21 +148,21 @@ def tune(
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
 
-    `budget`: time in seconds. `folds`: also report the WER cross-fitted over folds of sessions; 0: do not.
+    `budget`: time in seconds. `folds`: also report the cross-validated WER over folds of sessions; 0: do not.
     `config`: initial weights. `head` and `checkpoint` as for `decode`. `confidence`: calibrate the confidences of words
-    and sentences too, and the threshold above which a share `accuracy` of the words is correct; with `keep_weights`,
+    and sentences too, and the threshold above which a fraction `accuracy` of the words is correct; with `keep_weights`,
     do only that.
     """
     if keep_weights and not confidence:
         raise UserError("--keep-weights leaves nothing to fit; add --confidence")
     if keep_weights and folds:
         raise UserError(
-            "--folds cross-fits the search weights, which --keep-weights does not tune; give one of the two"
+            "--folds cross-validates the search weights, which --keep-weights does not tune; give one of the two"
         )
     if not 0.0 < accuracy < 1.0:
         raise UserError(f"--accuracy must be between 0 and 1, not {accuracy:g}")
     if folds == 1:
-        raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-fitting")
+        raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-validation")
     target = None if out is None else Path(out)
     trials = TrialSource(source, references, split, data, head, checkpoint)
     task = open_task(trials, SearchSource(lexicon, lm, config, beam, threshold), target, WEIGHTS, progress)

@@ -1,10 +1,10 @@
 """Estimate of the error rate of trials without labels, from the frame log-probabilities of the model.
 
-A model that was trained days ago makes more errors today, and its posteriors show it: they are flatter, their peaks
-lower, and the decoded tokens more or fewer than usual. `estimate_error` compares these measures of today's trials with
-those of labelled trials of the same model (the reference, usually the val split) and moves the reference error rate on
-the logit scale by a weighted sum of the differences. Estimates of this kind are known as average thresholded confidence
-and difference of confidences (Guillory et al. 2021, Garg et al. 2022); here several measures are combined.
+As recordings drift, error rates rise and frame posteriors change: they become flatter, their peaks lower, and the
+number of decoded tokens shifts. `estimate_error` compares these measures of new trials with those of labelled trials of
+the same model (the reference, usually the val split), and shifts the reference error rate on the logit scale by a
+weighted sum of the differences. Estimates of this kind are known as average thresholded confidence and difference of
+confidences (Guillory et al. 2021, Garg et al. 2022); here several measures are combined.
 
 The weights and the width of the interval come from simulated later days, `python benchmarks/error_estimate.py fit`,
 which prints them; docs/evaluation.md gives error and coverage on days that were not used.
@@ -27,7 +27,7 @@ MIN_TRIALS = 3
 # Written by `python benchmarks/error_estimate.py fit`.
 WEIGHTS = (5.331, -4.018, -1.732, -1.516, -2.002)
 LOWER, UPPER = 0.300, 0.281  # distances of the bounds from the estimate on the logit scale that cover 90 % of the days
-_FLOOR = 0.002  # error rate below which a logit says nothing
+_FLOOR = 0.002  # error rates are clipped to [this, 1 - this] before the logit
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TrialEvidence:
     entropy: float  # mean entropy of a frame in nats / log of the number of classes
     peak: float  # mean log-probability of the best class of a frame
     token_peak: float  # mean over decoded tokens of the highest log-probability of the token
-    worst_token: float  # lowest decile of them
+    worst_token: float  # lowest decile of these
     token_rate: float  # log of decoded tokens per frame
     n_tokens: int  # decoded
 
@@ -70,7 +70,7 @@ class ErrorEstimate:
     def summary(self, name: str = "PER") -> str:
         return (
             f"estimated {name} without labels {percent(self.error_rate)} (90 % interval {percent(self.low)} to"
-            f" {percent(self.high)}, from simulated days) on {counted(self.n_trials, 'trial')};"
+            f" {percent(self.high)}, calibrated on simulated sessions) on {counted(self.n_trials, 'trial')};"
             f" {percent(self.reference.error_rate)} on {counted(self.reference.n_trials, 'labelled trial')}"
         )
 

@@ -1,4 +1,4 @@
-"""Recipes: one experiment as data. Loading by name or path, `extends` and overrides; what `arcuate recipes` prints."""
+"""Recipes, the settings of one experiment: loading by name or path, `extends`, overrides, `arcuate recipes`."""
 
 import difflib
 import inspect
@@ -58,7 +58,7 @@ class _Identity(Settings):
 
 
 class Recipe(TrainingConfig, _Identity):
-    """One experiment as data: name and parent, and everything that determines training."""
+    """Settings of one experiment: name, parent recipe, and everything that determines training."""
 
 
 def recipe_names() -> list[str]:
@@ -155,7 +155,8 @@ def _locate(name: str, child: Place | None = None) -> Place:
             return Place(name)
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(known)}"
+    shown = ", ".join(recipe for recipe in known if _group(recipe) != DOCUMENTED_RUNS)
+    hint = f"did you mean {near[0]!r}?" if near else f"known recipes: {shown}; all: arcuate recipes list --all"
     where = f" ('extends' of {child.name})" if child else ""
     raise UserError(f"no recipe and no file named {name!r}{where}; {hint}")
 
@@ -227,7 +228,7 @@ class RecipeDescription:
 
     recipe: Recipe
     n_parameters: int
-    n_channels: int  # for which the parameters are counted
+    n_channels: int  # assumed for the number of parameters
     n_sessions: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,9 +262,9 @@ def list_recipes() -> list[RecipeEntry]:
 
 
 DOCUMENTED_RUNS = "documented runs"
-RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # how the names of its recipes start
+RECIPE_GROUPS: Mapping[str, tuple[str, ...]] = {  # prefixes of the recipe names
     "laptop size": ("tiny", "mode-ssm-small"),
-    "published systems": ("b2t24-", "b2t25-", "mode-ssm"),
+    "published systems": ("b2t24-", "b2t25-", "falcon-", "mode-ssm"),
     DOCUMENTED_RUNS: ("",),  # reproductions of documented training runs
 }
 

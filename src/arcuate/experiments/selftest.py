@@ -73,7 +73,7 @@ _GRADIENT_BOUNDS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.02}
 _MIN_RELATIVE_SPEED = 0.8  # relative to plain torch.nn
 _OFFICIAL = ("b2t25-gru", "b2t25-transformer", "mode-ssm")
 _LONG_S = 60.0
-_MAX_READS = 1  # synchronisations of a step beyond those inside torch's CTC loss
+_MAX_SYNCHRONISATIONS = 1  # of a step, beyond those inside torch's CTC loss
 _MAX_RANK_DIFFERENCE = 1e-3  # relative difference of the loss between one and two processes
 _FAILURES = (RuntimeError, UserError, OSError, ValueError, subprocess.SubprocessError)
 
@@ -119,7 +119,7 @@ def selftest(device: str = "auto", *, full: bool = False, progress: Progress | N
     configure_cuda(RuntimeSettings(), chosen)
     with tempfile.TemporaryDirectory(prefix="arcuate-selftest-") as folder, _only_warnings():
         machine = _Machine(chosen, full, Path(folder))
-        groups = (*_NUMBERS, *_TRAINING, *_SPEED)
+        groups = (*_NUMERICS, *_TRAINING, *_SPEED)
         for n, (name, group) in enumerate(groups):
             if progress:
                 progress(n, len(groups), name)
@@ -220,7 +220,7 @@ _SMALL_RUN = (
 )
 
 
-# --- Numbers: every encoder in every precision against float64 on the CPU ------------------------------------
+# --- Numerics: every encoder in every precision against float64 on the CPU -----------------------------------
 
 
 def _encoders() -> dict[str, AnyEncoderSettings]:
@@ -236,7 +236,7 @@ def _encoders() -> dict[str, AnyEncoderSettings]:
     return found
 
 
-def _check_numbers(machine: _Machine) -> Iterator[Check]:
+def _check_numerics(machine: _Machine) -> Iterator[Check]:
     for name, encoder in _encoders().items():
         model = _small_model(encoder)
         reference = _logits_and_gradients(copy.deepcopy(model).double(), torch.device("cpu"), "fp32", torch.float64)
@@ -381,7 +381,7 @@ def _check_two_processes(machine: _Machine) -> Iterator[Check]:
     yield _judge(name, error, _MAX_RANK_DIFFERENCE, "train in one process, and report this result")
 
 
-def _check_reads(machine: _Machine) -> Iterator[Check]:
+def _check_synchronisations(machine: _Machine) -> Iterator[Check]:
     """Count the synchronisations of one step, except those of torch's CTC loss, which copies lengths to the device."""
     name = "synchronisations per step"
     if machine.device.type != "cuda":
@@ -406,7 +406,7 @@ def _check_reads(machine: _Machine) -> Iterator[Check]:
         work()  # constants are copied to the device once
         counts.append(_count_synchronisations(work))
     remedy = "report this result; training works, but the GPU waits for the CPU"
-    yield _judge(name, float(counts[0] - counts[1]), float(_MAX_READS), remedy)
+    yield _judge(name, float(counts[0] - counts[1]), float(_MAX_SYNCHRONISATIONS), remedy)
 
 
 def _count_synchronisations(work: Callable[[], object]) -> int:
@@ -420,7 +420,7 @@ def _count_synchronisations(work: Callable[[], object]) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
-# --- Speed: data loading, official models beside the plain formulation, memory, streaming, word search ---------
+# --- Speed: data loading, official models against plain torch.nn, memory, streaming, word search ---------
 
 
 def _check_loading(machine: _Machine) -> Iterator[Check]:
@@ -471,7 +471,7 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
 
 
 def _without_extras(recipe: Recipe) -> ModelSettings:
-    """Encoder and patches of a recipe, without what the plain torch.nn model does not have, dropout included."""
+    """Encoder and patches of a recipe, without the parts that the plain torch.nn model lacks, such as dropout."""
     kept, encoder = recipe.model.front_end, recipe.model.encoder
     disabled = {name: getattr(kept, name).model_copy(update={"enabled": False}) for name in ("channel_gate", "stem")}
     smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
@@ -482,7 +482,7 @@ def _without_extras(recipe: Recipe) -> ModelSettings:
 
 
 def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: int) -> dict[str, float]:
-    """Median seconds of a training step of the model and of its plain torch.nn equivalent, measured in turns."""
+    """Median seconds of a training step of the model and of its plain torch.nn equivalent, measured alternately."""
     generator = torch.Generator().manual_seed(0)
     bins = torch.randn(n_trials, n_bins, config.n_channels, generator=generator).to(machine.device)
     lengths = torch.full((n_trials,), n_bins)
@@ -507,7 +507,7 @@ def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: in
     started = time.perf_counter()
     for repetition in range(4):
         if repetition > 1 and time.perf_counter() - started > _LONG_S:
-            break  # steps of minutes need not be repeated
+            break  # steps that take minutes are not repeated
         for name, taken in times.items():
             seconds = machine.seconds(partial(step, name))
             if repetition:  # the first step allocates
@@ -543,13 +543,13 @@ def _check_word_search(machine: _Machine) -> Iterator[Check]:
     yield _judge("word search: CPU seconds per trial, including loading", seconds / max(1, len(found)), 10.0, remedy)
 
 
-_NUMBERS: tuple[tuple[str, Group], ...] = (("logits and gradients", _check_numbers),)
+_NUMERICS: tuple[tuple[str, Group], ...] = (("logits and gradients", _check_numerics),)
 _TRAINING: tuple[tuple[str, Group], ...] = (
     ("training steps", _check_training),
     ("overflow in fp16", _check_overflow),
     ("compiled blocks", _check_compile),
     ("two processes", _check_two_processes),
-    ("synchronisations per step", _check_reads),
+    ("synchronisations per step", _check_synchronisations),
 )
 _SPEED: tuple[tuple[str, Group], ...] = (
     ("data loading", _check_loading),

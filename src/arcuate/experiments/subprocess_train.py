@@ -26,20 +26,20 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True)
 class SubprocessResult:
-    """How a training in a subprocess ended."""
+    """Outcome of a training run in a subprocess."""
 
     result: Mapping[str, Any] | None  # `TrainResult.to_dict()`; None if it failed or was stopped
     failure: str | None  # the reason, if it failed
 
 
 def check_new_folder(folder: Path, kind: str) -> None:
-    """Reject a folder that something else has written; `kind` is "a sweep" or "an ablation"."""
+    """Reject a non-empty folder that is not of this kind; `kind` is "a sweep" or "an ablation"."""
     if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - {JOB_FOLDER}):
         raise UserError(f"{folder} exists and is not {kind} folder; choose another --out")
 
 
 def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the identity of an experiment into its folder, or reject that of a different experiment; return it."""
+    """Write the identity of an experiment into its folder and return it; reject a folder of a different experiment."""
     identity = {"recipe": {key: value for key, value in to_tree(recipe).items() if key not in _MAY_DIFFER}, **varied}
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _train_once(
 
 
 def _wait_until_free(run: Run, stop: Stop) -> None:
-    """Wait for another training in this folder to end, such as one whose sweep or ablation was killed."""
+    """Wait until no other process trains in this folder, such as one left by a killed sweep or ablation."""
     waiting = False
     while run.lock_file.exists() and not stop.requested:
         try:

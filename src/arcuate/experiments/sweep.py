@@ -1,7 +1,7 @@
-"""Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, the lowest validation PER is the best.
+"""Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, and validation PER is minimised.
 
-Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; the settings of a trial
-whose worker was killed are tried again.
+Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; a trial whose worker
+was killed is retried.
 """
 
 import hashlib
@@ -112,11 +112,11 @@ def sweep(
     heartbeat_s: int = 30,
     stop: Stop | None = None,
 ) -> SweepResult:
-    """Search for the settings with the lowest validation PER, until `n_trials` trials are done by all workers.
+    """Search for the settings with the lowest validation PER, until all workers together have done `n_trials` trials.
 
     `space` maps setting paths to ranges or choices, `{"schedule.peak_lr": {"low": 1e-3, "high": 1e-2, "log": True}}`,
-    or is a YAML file that does. `out` receives a run folder per trial; calling again with the same arguments continues,
-    and tries trials again whose training ended with an error.
+    or is the path of such a YAML file. `out` receives a run folder per trial; calling again with the same arguments
+    continues, and retries trials whose training ended with an error.
     `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
     of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
     """
@@ -170,7 +170,7 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
         try:
             check_new_folder(plan.out, "a sweep")
         except UserError:
-            if not _is_started(plan.out):  # not by a worker that started at the same time
+            if not _is_started(plan.out):  # another worker may have started it meanwhile
                 raise
     space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
     hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
@@ -255,9 +255,9 @@ def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> I
 
 
 def _queue_again(study: optuna.Study, lacks_result: Callable[[FrozenTrial], bool]) -> None:
-    """Queue the settings of failed trials again that have no result yet: interrupted, or ended by an error.
+    """Queue the settings of failed trials without a result again: interrupted, or ended by an error.
 
-    What is missing is derived from the study, so a worker that is killed here, at any point, loses nothing. A retry
+    What is missing is derived from the study, so nothing is lost if a worker is killed here, at any point. A retry
     continues in the folder of the failed trial.
     """
     trials = study.get_trials(deepcopy=False)
@@ -353,10 +353,10 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 
 
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
-    """The study of a sweep while it runs or after it, from any machine that reaches its folder or its database.
+    """Trials of a sweep during or after it, from any machine with access to its folder or its database.
 
-    Nothing is changed. With a database, only the name of `out` is used, unless `storage` is None: then sweep.json in
-    the folder states the database.
+    Read-only. If `storage` is given, only the name of `out` is used; if it is None, the database, if any, is that in
+    sweep.json in the folder.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():

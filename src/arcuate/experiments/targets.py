@@ -16,7 +16,7 @@ _RATES = ("per", "wer")
 
 
 class Target(Settings):
-    """Success criteria of the run: error rates that one validation must reach by step `by_step`."""
+    """Success criteria of the run: all given error rates must be reached in the same validation, by step `by_step`."""
 
     per: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation PER, as a fraction; null = none.")
     wer: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation WER, as a fraction; null = none.")

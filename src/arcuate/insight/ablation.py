@@ -1,7 +1,7 @@
-"""`judge_ablation`: which factor caused a difference, with effects alone and together; and the ablation page.
+"""`judge_ablation`: find the factor that caused a difference, and write the ablation page.
 
-Each factor is tested in both directions, changed alone and with all others changed, against the variation over trials
-and seeds. The p-values of all effects are Holm-adjusted together, and so are those of the interactions.
+Each factor is tested twice, changed alone and with all others changed, against the variation over trials and seeds. The
+p-values of all effects are Holm-adjusted together, and so are those of the interactions.
 """
 
 from collections import Counter
@@ -111,7 +111,7 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class AblationResult:
-    """An ablation as far as its runs are scored."""
+    """Result of an ablation; partial until all of its runs are scored."""
 
     experiment: Experiment
     runs: Mapping[str, tuple[RunScores, ...]]  # by arm
@@ -147,11 +147,11 @@ class AblationResult:
     def plot(self) -> Any:
         """The effects with their intervals as an Altair chart."""
         if not self.n_comparisons:
-            raise UserError(f"{self.experiment.out} has no effect to plot: no two arms are measured yet")
+            raise UserError(f"{self.experiment.out} has no effect to plot yet; at least two arms must be complete")
         return base.for_notebook(_effects_chart(self))
 
     def to_frame(self) -> Any:
-        """One line per effect as a pandas DataFrame."""
+        """The effects as a pandas DataFrame, one row each."""
         effects = [("all", self.total), *((f.factor, e) for f in self.factors for e in f.effects)]
         return to_frame({"factor": name, **effect.to_dict()} for name, effect in effects if effect)
 

@@ -22,7 +22,7 @@ from arcuate.insight.overlay import is_simulated
 from arcuate.insight.render import environment, make_figure, style_sheet, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
-from arcuate.insight.runs import RunEntry, find_parent, find_runs, read_entry, value_text
+from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry, value_text
 from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
@@ -305,8 +305,9 @@ class PreparedBoard:
     def run(self) -> None:
         from arcuate.live.web import bounded_config, run_until_signal
 
+        config = bounded_config(make_app(self.board, self.access))
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
-        run_until_signal(bounded_config(make_app(self.board, self.access)), self.listener)
+        run_until_signal(config, self.listener)
 
 
 def prepare_board(
@@ -317,7 +318,7 @@ def prepare_board(
         raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate board runs")
+        raise UserError(missing_folder(folder))
     access = make_access(host, token)
     return PreparedBoard(Board(folder), access, bind(host, port))
 

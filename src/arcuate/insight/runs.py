@@ -223,13 +223,18 @@ def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunLis
 def find_runs(folder: Path) -> list[Path]:
     """The run folders in and below a folder, sorted; run folders inside a run folder are not searched."""
     if not folder.is_dir():
-        raise UserError(f"no such folder: {folder}; give one that contains runs, such as: arcuate runs runs")
+        raise UserError(missing_folder(folder))
     found = sorted(_search(folder, 0), key=str)
     if not found:
         raise UserError(
             f"{folder} contains no runs; train one with: arcuate train tiny --data STORE --run {folder}/first"
         )
     return found
+
+
+def missing_folder(folder: Path) -> str:
+    first = f"train a first run into it: arcuate train tiny --data STORE --run {folder}/first"
+    return f"no such folder: {folder}; give the folder that contains your runs, or {first}"
 
 
 def _search(folder: Path, depth: int) -> list[Path]:

@@ -77,7 +77,7 @@ def _contains_token(given: tuple[str | None, ...], token: str) -> bool:
 def make_access(host: str, token: str | None, send_token: str | None = None) -> Access:
     """Require tokens on any address but the loopback interface; generate those that are not given.
 
-    On the loopback interface a token is required if it is given; a viewer's token then requires one for senders too.
+    On the loopback interface a token is required only if it is given; with a viewer token, senders need one too.
     """
     for option, given in (("--token", token), ("--send-token", send_token)):
         if given is not None and not _TOKEN.fullmatch(given):
@@ -101,7 +101,7 @@ def is_local(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port before loading, which may take a while; port 0 takes any free one."""
+    """Bind the port before loading, which may take a while; port 0 binds any free port."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -251,5 +251,5 @@ def check_text(text: str, name: str) -> str:
         raise UserError(f"{name} has {len(text)} characters; at most {_MAX_TEXT} are accepted")
     invalid = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs")), None)
     if invalid is not None:
-        raise UserError(f"{name} contains {invalid!a}, which is not a character of a text")
+        raise UserError(f"{name} contains {invalid!a}, which cannot be stored as text")
     return text

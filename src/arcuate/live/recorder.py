@@ -115,7 +115,7 @@ class Recorder:
             self.error = f"the recording in {self.folder} stopped: {error.strerror}"
 
     def _locate(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Add the position of its bins in bins.f32, which is synced first, to a final event."""
+        """Sync bins.f32, and add the position of the sentence in it to a final event."""
         if event["type"] != "final":
             return event
         latencies, self._latencies = self._latencies, []
@@ -192,7 +192,7 @@ def _is_start(row: dict[str, Any]) -> bool:
 
 
 def _is_final(row: dict[str, Any]) -> bool:
-    """Whether a final has what the store is made of; a sentence without bins is not part of it."""
+    """Whether a final event has all that the store needs; a sentence without bins is not stored."""
     if row.get("n_bins") == 0:
         return True
     texts = (row.get("session"), row.get("recorded_session") or "", row.get("reference") or "", row.get("text"))

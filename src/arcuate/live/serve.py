@@ -41,7 +41,7 @@ _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 
 @dataclass(frozen=True)
 class ServeResult:
-    """Number of sentences of a live session and, if it was recorded, the paths of the recording."""
+    """Number of sentences decoded in a live session and, if it was recorded, the paths of the recording."""
 
     n_sentences: int
     recording: Path | None
@@ -89,7 +89,7 @@ class PreparedServer:
         if recorder is None:
             return ServeResult(n_sentences, None, None)
         store = recorder.folder / STORE
-        trials = f"its sentences are trials of {store}" if store.exists() else "it has no sentences"
+        trials = f"its sentences are stored as trials in {store}" if store.exists() else "it has no sentences"
         if recorder.error is not None:
             raise UserError(f"{recorder.error}; {trials}")
         logger.info(f"recorded in {recorder.folder}; {trials}")
@@ -125,8 +125,8 @@ def prepare_server(
 ) -> PreparedServer:
     """Check all options, then load model, language model and source.
 
-    Options are those of `arcuate live`, among them those of `StreamingDecoder.load`. A replay is normalised by the
-    running statistics of the stream, as bins of a rig are; with `stored_statistics` by those of offline evaluation.
+    Options are those of `arcuate live`, including those of `StreamingDecoder.load`. A replay is normalised by the
+    running statistics of the stream, like bins from a rig; with `stored_statistics` by those of offline evaluation.
     """
     folder = None if record is None else Path(record)
     data, session = options.get("data"), options.get("session")
@@ -220,7 +220,7 @@ def _resolve_settings(
     closed: bool,
     phrase: str | None,
 ) -> LiveSettings:
-    """Read the settings file and apply options over it; a source that marks trials needs no endpointing."""
+    """Read the settings file, which options override; a source that marks trials needs no endpointing."""
     if not isinstance(settings, LiveSettings):
         settings = LiveSettings() if settings is None else _read_settings(Path(settings))
     endpoints, start = settings.endpoints, settings.start

@@ -12,7 +12,7 @@ _Layer = Annotated[int, Field(ge=1, le=64)]
 
 
 class CTCSettings(Settings):
-    """CTC loss. The '24 baseline uses mean_per_token with zero_infinity, the '25 baseline sum_per_trial without."""
+    """CTC loss. The '24 baseline uses mean_per_token with zero_infinity, the '25 baseline sum_per_trial without it."""
 
     reduction: Literal["mean_per_token", "sum_per_trial"] = Field(
         "sum_per_trial",
@@ -23,7 +23,7 @@ class CTCSettings(Settings):
 
 
 class RNNTSettings(Settings):
-    """Transducer loss, if the model has a transducer; with the same reduction as CTC, both have the same scale."""
+    """RNN-T loss of the transducer head, if enabled. Use the reduction of `loss.ctc` to give both the same scale."""
 
     reduction: Literal["mean_per_token", "sum_per_trial", "half_mean_frames"] = Field(
         "mean_per_token",
@@ -37,7 +37,7 @@ class RNNTSettings(Settings):
 
 
 class IntermediateSettings(Settings):
-    """Intermediate CTC (Lee & Watanabe 2021): CTC loss on inner layers through the same output layer.
+    """Intermediate CTC (Lee & Watanabe 2021): CTC loss on intermediate layers through the same output layer.
 
     Used in training only, with the reduction of `loss.ctc`.
     """
@@ -73,9 +73,10 @@ class ConsistencySettings(Settings):
 
 
 class AlignmentSettings(Settings):
-    """Cross-entropy on the most probable CTC alignment of the model itself; fine-tunes a trained CTC model.
+    """Cross-entropy on the model's own Viterbi CTC alignment; intended for fine-tuning a trained CTC model.
 
-    The alignment is computed again in every step; the reduction is that of `loss.ctc`. In a stage: `losses.alignment`.
+    The alignment is recomputed at every step; the reduction is that of `loss.ctc`. To enable it in one stage only, set
+    `stages.losses.alignment`.
     """
 
     weight: LossWeight = Field(0.0, description="Weight in the total loss; 0 disables it.")
@@ -95,13 +96,13 @@ class DistillationSettings(Settings):
 
 
 class ModeLossSettings(Settings):
-    """Cross-entropy of the speaking mode, if the model has one, with both modes weighted equally."""
+    """Cross-entropy of the speaking mode, if `mode.enabled`, with both modes weighted equally."""
 
     weight: LossWeight = Field(0.1, description="Weight in the total loss; 0 disables it.")
 
 
 class DenoiseSettings(Settings):
-    """Flow-matching error of the denoiser, if the model has one, normalised by the error of predicting zero flow."""
+    """Flow-matching error of the denoiser, if enabled, normalised by the error of predicting zero flow."""
 
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 

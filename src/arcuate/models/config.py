@@ -52,15 +52,15 @@ class SmoothingSettings(Settings):
 class SessionLayerSettings(Settings):
     """One affine map per recording session, initialised to the identity."""
 
-    enabled: bool = Field(True, description="Use one map per session; false keeps activation, layer norm and dropout.")
+    enabled: bool = Field(True, description="Use one map per session; false = only activation, layer norm and dropout.")
     rank: int | None = Field(
         None,
         ge=1,
         le=65536,
-        description="Rank of the difference between a session's map and one that all share; null = separate maps.",
+        description="Rank of each map's difference from a map shared by all sessions; null = independent maps.",
     )
     from_previous: bool = Field(
-        False, description="Low-rank difference from the map of the session before, instead of a common map."
+        False, description="With `rank`: the difference is from the map of the previous session, not from a shared map."
     )
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
@@ -90,7 +90,7 @@ class ConvStemSettings(Settings):
 
 
 class FrontEndSettings(Settings):
-    """From stored bins to the input of the encoder."""
+    """Conversion of stored bins to the input of the encoder."""
 
     normalise: Literal["none", "block", "rolling"] = Field(
         "none",
@@ -101,7 +101,7 @@ class FrontEndSettings(Settings):
         1500,
         ge=50,
         le=100_000,
-        description="Maximum weight of the bins before the trial in rolling statistics, in bins (1500 = 30 s).",
+        description="Maximum weight, in bins, of the bins before the trial in rolling statistics (1500 = 30 s).",
     )
     smoothing: SmoothingSettings = SmoothingSettings()
     session_layer: SessionLayerSettings = SessionLayerSettings()
@@ -144,10 +144,10 @@ class GRUSettings(Settings):
 
 
 class SSMSettings(Settings):
-    """Selective state-space blocks (Mamba-2 / SSD, Dao & Gu 2024) with one decay per head, expansion 1."""
+    """Selective state-space blocks (Mamba-2 / SSD, Dao & Gu 2024) with one decay per head and expansion factor 1."""
 
     kind: Literal["ssm"] = Field("ssm", description="Type of encoder.")
-    width: int = Field(512, ge=1, le=8192, description="Width of a frame and of the state-space layer.")
+    width: int = Field(512, ge=1, le=8192, description="Model dimension, and inner dimension of the state-space layer.")
     depth: int = Field(8, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(8, ge=1, le=1024, description="Number of SSM heads, each with its own decay; divides width.")
     state_dim: int = Field(64, ge=1, le=1024, description="State size per channel.")
@@ -182,7 +182,7 @@ class TransformerSettings(Settings):
     """
 
     kind: Literal["transformer"] = Field("transformer", description="Type of encoder.")
-    width: int = Field(384, ge=1, le=8192, description="Width of a frame.")
+    width: int = Field(384, ge=1, le=8192, description="Model dimension.")
     depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
     ffn_expansion: int = Field(4, ge=1, le=64, description="Ratio of feed-forward hidden width to width.")
@@ -215,7 +215,7 @@ class TransformerSettings(Settings):
 class PluginEncoderSettings(PluginSettings):
     """Base class for the settings of a user-defined encoder."""
 
-    width: int = Field(128, ge=1, le=8192, description="Width of a frame.")
+    width: int = Field(128, ge=1, le=8192, description="Model dimension.")
     depth: int = Field(1, ge=1, le=64, description="Number of layers.")
 
     @property
@@ -256,7 +256,7 @@ class TransducerSettings(Settings):
 
     enabled: bool = Field(False, description="Enable the transducer head.")
     predictor: Literal["stateless", "lstm"] = Field(
-        "stateless", description="Prediction network: over the last tokens only, or an LSTM over all of them."
+        "stateless", description="Prediction network: over the last `context` tokens, or an LSTM over all of them."
     )
     context: int = Field(2, ge=1, le=8, description="Context of the stateless predictor, in tokens.")
     width: int = Field(512, ge=1, le=8192, description="Width of prediction network and joiner.")
@@ -280,7 +280,7 @@ class SpeakingModeSettings(Settings):
 
 
 class DenoiserSettings(Settings):
-    """Flow-matching denoiser: moves the encoder frames of noisy bins towards those of clean bins."""
+    """Flow-matching denoiser: maps encoder outputs of noisy bins towards those of clean bins."""
 
     enabled: bool = Field(False, description="Enable the denoiser.")
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
@@ -291,9 +291,9 @@ class DenoiserSettings(Settings):
 
 
 class ReconstructionSettings(Settings):
-    """Output head that predicts masked bins in pretraining without labels; outputs do not depend on it."""
+    """Output head that predicts masked bins in pretraining without labels; it does not affect the other outputs."""
 
-    enabled: bool = Field(False, description="Enable the head; runs started with --from need it only to train it.")
+    enabled: bool = Field(False, description="Enable the head; runs that fine-tune the model (--from) do not need it.")
 
 
 class ModelSettings(Settings):
@@ -331,7 +331,7 @@ class RuntimeSettings(Settings):
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
     device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA if available.")
     compile: bool = Field(False, description="Compile the blocks of a Transformer with torch.compile (CUDA only).")
-    cudnn_benchmark: bool = Field(False, description="cuDNN kernels chosen by timing (CUDA only); not reproducible.")
+    cudnn_benchmark: bool = Field(False, description="Choose cuDNN kernels by timing (CUDA only); not reproducible.")
     tf32: bool = Field(False, description="TF32 for float32 matrix products (CUDA only).")
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ class Precomputed:
 def recurs_in_full_precision(device: str) -> bool:
     """Whether autocast has to be off for recurrent layers, which then compute in the precision of their weights.
 
-    The kernels for the CPU support no other one. On a GPU, torch casts the arguments of cuDNN's recurrent layers to
+    The CPU kernels support no other precision. On a GPU, torch casts the arguments of cuDNN's recurrent layers to
     fp16 even if autocast is set to bf16, where gradients are not scaled and would vanish.
     """
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
@@ -167,9 +167,9 @@ class GRU(Encoder):
         layers: Collection[int],
         known_lengths: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """torch's kernels: all layers in one call, or layer by layer for dropout and if inner outputs are requested.
+        """torch's kernels: all layers in one call, or layer by layer for dropout or outputs of intermediate layers.
 
-        cuDNN draws the dropout between its layers from a state of its own that `torch.manual_seed` does not reset
+        cuDNN draws the dropout between its layers from its own RNG state, which `torch.manual_seed` does not reset
         (pytorch/pytorch#104697), so a resumed run would differ from an uninterrupted one. Nor does it compute gradients
         of an `nn.GRU` in evaluation mode (pytorch/pytorch#5878), which adaptation needs.
         """
@@ -201,7 +201,7 @@ class GRU(Encoder):
 def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
     """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)
 
-    cuDNN computes gradients only of calls with `train`; without dropout it changes nothing else.
+    cuDNN computes gradients only for calls with `train=True`; without dropout the flag has no other effect.
     """
     train = torch.is_grad_enabled()
     options = (weights, True, 1, 0.0, train, len(state) == 2)  # biases, layers, dropout, train, bidirectional

@@ -76,7 +76,7 @@ class Optimizer(Settings):
 class Ema(Settings):
     """Exponential moving average of the weights; if on, the average is validated and saved."""
 
-    decay: float = Field(0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 = about 1,000 steps.")
+    decay: float = Field(0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 averages about 1,000 steps.")
     warmup: bool = Field(True, description="Start with a smaller decay: min(decay, (1 + n) / (10 + n)).")
 
 
@@ -149,7 +149,7 @@ class Validate(Settings):
     )
     head: Literal["auto", "ctc", "both"] = Field(
         "auto",
-        description="Heads of the word search; `auto` = both once the transducer has been trained, else ctc.",
+        description="Output heads for the word search; `auto` = both once the transducer has been trained, else ctc.",
     )
     predictions: int = Field(
         8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."

@@ -32,29 +32,32 @@ class Verdict:
 
     @property
     def applies_update(self) -> bool:
-        return self.action in ("keep", "reduce_lr", "warn") and self.kind != "skips"  # whose step is not finite
+        return (
+            self.action in ("keep", "reduce_lr", "warn") and self.kind != "skips"
+        )  # a step judged by `skips` is not finite
 
 
 KEEP = Verdict("keep")
 
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.1  # a median loss within this factor of the lowest one is healthy
-_HEALTHY_ERRORS, _RISE_ERRORS = 5.0, 8.0  # largest healthy rise of a median, smallest rise that counts
-_MEDIAN_ERROR = 1.2533 / math.sqrt(_RECENT)  # unit of these rises: standard error of the median / SD of a step
+_MEDIAN_ERROR = 1.2533 / math.sqrt(_RECENT)  # standard error of that median, in SDs of a single step
+_HEALTHY_ERRORS, _RISE_ERRORS = 5.0, 8.0  # in standard errors: largest healthy rise, smallest rise that counts
 _MAX_BLANK_FRACTION = 0.9  # upper limit on blank frames for having left the all-blank solution
-_ABOVE_CHANCE = 1.05  # normalised loss of an output that is worse than uniform
+_ABOVE_CHANCE = 1.05  # normalised loss above which the output is worse than chance
 _AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
-_SMALL_UPDATE, _LARGE_UPDATE = (
-    0.003,
-    0.02,
-)  # limits on norm of the update / norm of the weights in a run at chance level
-_SHORT_REACH = 2.0  # the largest such ratio × steps of the run below which the weights cannot move by their own norm,
-# because the mean learning rate of a decaying schedule is about half of its highest one
-_EXCESSIVE_UPDATE = 0.08  # the same ratio above which updates are too large for a run that has not learnt yet
-_HIGHEST_UPDATE = 0.1  # the same ratio beyond which a higher learning rate is not tried
+
+# Limits on the update ratio (norm of the update / norm of the weights) of a run at chance level.
+_SMALL_UPDATE, _LARGE_UPDATE = 0.003, 0.02
+_EXCESSIVE_UPDATE = 0.08  # above it, updates are too large for a run that has not learnt yet
+_HIGHEST_UPDATE = 0.1  # higher learning rates that would exceed it are not tried
+# Below this value of largest update ratio × steps, a run cannot change the weights by their own norm: the mean learning
+# rate of a decaying schedule is about half of its peak, hence 2 instead of 1.
+_SHORT_REACH = 2.0
+
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
-_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # eps of Adam below nearly all gradients, and the lowest eps ever set
+_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # an eps of Adam below nearly all gradients, and the lowest eps to set
 
 # Renamed state: name in checkpoints of earlier versions -> current name.
 _RENAMED_STATE = {
@@ -114,8 +117,8 @@ class Guard:
         self.n_reductions = 0
         self.n_rewinds = 0  # excluding rewinds within a learning-rate search
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
-        self.eps_limits = False  # eps exceeds the typical gradient; determined where updates are small for the run
-        self.n_planned: int | None = None  # steps of the run or stage, without rewound ones
+        self.eps_limits = False  # eps exceeds the typical gradient; measured only if `reach_is_short`
+        self.n_planned: int | None = None  # steps of the run or stage, excluding rewound ones
         self.search = LrSearch()
 
     def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None) -> Verdict:
@@ -170,7 +173,7 @@ class Guard:
 
     @property
     def reach_is_short(self) -> bool:
-        """Whether updates of the size measured so far cannot move the weights by their norm in the whole run."""
+        """Whether updates of the measured size are too small to change the weights by their own norm within the run."""
         if self.update_ratio is None or self.n_planned is None:
             return False
         return self.update_ratio * self.n_planned < _SHORT_REACH
@@ -184,7 +187,7 @@ class Guard:
         return self.n_high > 0 or self.n_skipped > 1
 
     def is_explosion(self, before: float, after: float) -> bool:
-        """Whether an update broke the weights, by the loss of its own batch before and after it."""
+        """Whether an update made the loss explode, judged on its own batch before and after the update."""
         if not math.isfinite(before) or not math.isfinite(after):
             return True
         limit = self._spike_limit()
@@ -212,8 +215,8 @@ class Guard:
 
         The statistics are kept unless the run restarts from its first checkpoint (`to_start`) or from one whose loss
         was much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from the checkpoint to
-        the end of the run (None: no search), `lr_step` the step since then with the highest learning rate. With
-        `eps_lowered` updates are no longer small, and the learning rate was chosen for another eps.
+        the end of the run (None: no search), `lr_step` the step since then with the highest learning rate. After
+        `eps_lowered` updates are no longer small, and the learning rate has to be chosen again.
         """
         small = to_start and self.updates_are_small and not eps_lowered
         factors = _LOWER_FACTORS if eps_lowered else self._search_factors(to_start)
@@ -345,7 +348,7 @@ class Guard:
         at_end = n_left == 1 and self.n_rewinds < self.settings.max_rewinds
         if self.n_risen < 2 * settings.patience and not at_end:
             return KEEP
-        reason = f"median loss {math.exp(recent):.3g} against {math.exp(lowest):.3g} before"
+        reason = f"median loss {math.exp(recent):.3g}, up from {math.exp(lowest):.3g},"
         return self._verdict("rewind", "rise", f"{reason} for {self.n_risen} consecutive steps")
 
     def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
@@ -378,7 +381,7 @@ class Guard:
         if self.update_ratio is not None:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
             too += f" in {self.n_planned:,} steps" if self.reach_is_short and self.eps_limits else ""
-            size = f"; updates are at most {self.update_ratio:.2g} of the weights{too}"
+            size = f"; update norm at most {self.update_ratio:.2g} of the weight norm{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:

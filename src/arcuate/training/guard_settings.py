@@ -13,8 +13,8 @@ from arcuate.training.search import SearchSettings
 class SpikeSettings(Settings):
     """A loss that rises above its running statistics and stays there; a single spike is not a failure.
 
-    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`. A smaller rise, by `rise`,
-    counts if it lasts twice as long.
+    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`. A rise by only
+    the ratio `rise` counts if it lasts for 2 × `patience` steps.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
@@ -33,8 +33,8 @@ class SpikeSettings(Settings):
         1.25,
         gt=1.0,
         le=1e6,
-        description="Ratio of the median loss of 20 steps to the lowest one so far above which the loss has risen, if"
-        " the rise exceeds the scatter; not applied to a schedule with restarts.",
+        description="Minimum ratio of the median loss of 20 steps to the lowest such median that counts as a lasting"
+        " rise, if the rise exceeds the scatter of the loss; not used for schedules with restarts.",
     )
     patience: int = Field(20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind.")
 
@@ -42,9 +42,9 @@ class SpikeSettings(Settings):
 class StuckSettings(Settings):
     """A loss that stays at chance level, because the updates are too large or too small to learn from.
 
-    Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or
-    if a large eps keeps the weights from moving by their norm in the whole run. In the official recipes the output is
-    all blanks for the first 500 to 1,600 steps, which is normal.
+    Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or if
+    a large eps makes them too small to change the weights by their own norm within the run. In the official recipes
+    the output is all blanks for the first 500 to 1,600 steps, which is normal.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
@@ -56,7 +56,8 @@ class StuckSettings(Settings):
         gt=0.0,
         lt=1.0,
         description="Factor on all learning rates after a rewind without a search; its inverse if updates are too"
-        " small. Smaller than `guard.lr_factor`: a learning rate at which nothing is learnt is further off.",
+        " small. Smaller than `guard.lr_factor`, because a learning rate at which nothing is learnt is further from a"
+        " good one.",
     )
     min_drop: float = Field(
         0.1, gt=0.0, lt=1.0, description="Smallest relative drop of the median loss that counts as progress."
@@ -71,10 +72,10 @@ class CollapseSettings(Settings):
     action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
     blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Fraction of blank frames that counts as collapse.")
     n_distinct: int = Field(
-        3, ge=0, le=40, description="Collapse also if a batch has at most this many distinct phonemes."
+        3, ge=0, le=40, description="A batch with at most this many distinct phonemes also counts as collapse."
     )
     length_ratio: float = Field(
-        0.1, ge=0.0, le=1.0, description="Collapse also if output length / target length is at most this."
+        0.1, ge=0.0, le=1.0, description="An output length / target length of at most this also counts as collapse."
     )
     patience: int = Field(50, ge=1, le=10_000, description="Number of consecutive steps before the action.")
 
@@ -83,7 +84,7 @@ class SkipSettings(Settings):
     """Too many skipped updates, consecutive or not: reduce the learning rate, then rewind, then stop."""
 
     window: int = Field(200, ge=1, le=100_000, description="Number of steps in which skipped updates are counted.")
-    share: float = Field(0.1, gt=0.0, le=1.0, description="Maximum share of skipped updates in the window; 1 = off.")
+    share: float = Field(0.1, gt=0.0, le=1.0, description="Maximum fraction of skipped updates in the window; 1 = off.")
 
 
 class AdaptiveSettings(Settings):
@@ -99,7 +100,7 @@ class AdaptiveSettings(Settings):
     )
     window: int = Field(100, ge=1, le=100_000, description="Number of steps in the mean.")
     factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
-    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Learning rate to which the last reduction is clamped.")
+    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Lower bound of the learning rate in these reductions.")
     max_reductions: int = Field(5, ge=1, le=1000, description="Maximum number of reductions.")
 
 

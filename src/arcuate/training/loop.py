@@ -66,8 +66,8 @@ def train(
     encode = make_encode() if make_encode else partial(encode_for_training, state.model)
     state.model.train()
     state.interval.started = time.perf_counter()
-    if state.step == 0 and distributed.is_main:
-        state.save()
+    if state.step == 0:
+        loop.save(scheduled=True)
     on_device = prefetch(batches, device)
     stopping = False  # if stop is requested on any process, all of them stop after the same step
     while not state.is_finished and not stopping:
@@ -207,13 +207,20 @@ class _Loop:
         state = self.state
         self._read_metrics()
         state.read_update_ratio()
-        if self.distributed.is_main:
-            name = state.save(scheduled)
+        name = self.save(scheduled)
+        if name is not None:
             if improved:
                 link(state.run, "best", state.run.checkpoints / name)
             if state.progress.began == state.step:  # a stage has ended: link its best checkpoint
                 repair_best_links(state.run, state.best, state.stage_bests)
         self.distributed.barrier()
+
+    def save(self, scheduled: bool) -> str | None:
+        """Write a checkpoint on rank 0, and return its name there; every process may have to rewind to it."""
+        if self.distributed.is_main:
+            return self.state.save(scheduled)
+        self.state.record_checkpoint(scheduled)
+        return None
 
     def respond(self, verdict: Verdict, metrics: StepMetrics, batches: Sequence[Batch]) -> None:
         """Carry out a verdict other than `keep`, and record it."""
@@ -225,7 +232,7 @@ class _Loop:
             "action": verdict.action,
             "reason": verdict.reason,
             "metrics": metrics.to_dict(),
-            "trials": [t.id for b in batches for t in b.trials[: b.n_counted]],
+            "trials": [t.id for b in batches for t in b.all_trials],
         }
         if verdict.kind != "search" and (bad_bins := _find_bad_bins(batches)):
             row["bad_bins"] = bad_bins
@@ -275,6 +282,7 @@ class _Loop:
             return
         step, target = state.step, load_checkpoint(state.run.checkpoints / f"step-{state.rewind_targets[-1]:08d}")
         state.restore_weights(target)
+        self.distributed.barrier()  # rank 0 may remove this checkpoint when it writes the next one
         state.step = step  # the stage is over
         row = {
             "step": step,

@@ -92,7 +92,7 @@ def resume(
             if not is_edited:
                 state.check_rows(checkpoint)
                 state.restore(checkpoint)
-        except OutOfResources:  # not caused by the checkpoint; an earlier one would lose its steps
+        except OutOfResources:  # not caused by the checkpoint; falling back to an earlier one would lose steps
             raise
         except (UserError, OSError) as error:
             check_resources(error, folder)
@@ -133,7 +133,7 @@ def check_same_recipe(run: Run, recipe: TrainingConfig) -> None:
 
 
 def _are_same_stages(change: Change) -> bool:
-    """Whether stages differ only in the condition under which they are part of a run; here all of them are."""
+    """Whether stages differ only in `requires`, which has no effect on the stages that are part of a run."""
     if change.path != "stages":
         return False
     before, after = ([{**stage, "requires": None} for stage in stages] for stages in (change.before, change.after))
@@ -155,7 +155,7 @@ def check_same_data(run: Run, environment: dict[str, Any]) -> None:
 
 
 def check_same_teacher(run: Run, environment: dict[str, Any]) -> None:
-    """Require that a run with distillation is resumed with the same weights of its teacher."""
+    """Require that a run with distillation is resumed with the same teacher weights."""
     before, now = (facts.get("teacher") or {} for facts in (run.environment(), environment))
     if before.get("checksum") != now.get("checksum"):
         raise UserError(

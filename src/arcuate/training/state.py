@@ -194,14 +194,18 @@ class TrainingState:
         old, self.optimizer = self.optimizer, make_optimizer(self.model, self.recipe.optimizer)
         transfer_state(old, self.optimizer)
 
-    def save(self, scheduled: bool = True) -> str:
-        """Write a checkpoint, link it as `last`, and return its name.
+    def record_checkpoint(self, scheduled: bool = True) -> None:
+        """Count the checkpoint of this step as a rewind target if the run is healthy; on every process.
 
         A checkpoint that was not scheduled (a signal arrived) is not a rewind target: an uninterrupted run does not
         have it.
         """
         if scheduled and self.guard.is_healthy:
             self.rewind_targets = self._updated_rewind_targets()
+
+    def save(self, scheduled: bool = True) -> str:
+        """Record and write a checkpoint, link it as `last`, and return its name."""
+        self.record_checkpoint(scheduled)
         for file in self._row_files.values():
             sync(file)  # the checkpoint relies on these rows
         saved = self._to_dict()

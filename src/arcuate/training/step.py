@@ -147,7 +147,7 @@ def _mean_frames(state: TrainingState, batch: Batch) -> float:
     """
     cut = draw_cut(state.recipe.augment, state.recipe.train.seed, batch.position)
     count_frames = state.recipe.front_end.patch.count_frames
-    frames = [count_frames(max(n_bins - cut, 1)) for n_bins in batch.all_lengths]
+    frames = [count_frames(max(trial.n_bins - cut, 1)) for trial in batch.all_trials]
     return float(torch.tensor(frames, dtype=torch.float32).mean())
 
 

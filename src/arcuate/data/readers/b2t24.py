@@ -118,20 +118,20 @@ def _make_trial(file: SourceFile, number: int, bins: np.ndarray, text: str | Non
         text = None
     else:
         if n_replaced := text.count(REPLACEMENT):
-            detail = f"{n_replaced} characters are not valid text, so the label may be wrong: {text[:60]!r}"
+            detail = f"{n_replaced} characters could not be decoded, so the label may be wrong: {text[:60]!r}"
             problems.append(Problem("text encoding", n_replaced, detail))
         label, unknown = text_to_tokens(text)
         tokens = np.asarray(label, dtype=np.int32)
         problems.extend(_spelling_problems(text, label))
         if unknown:
-            detail = f"pronounced by rule: {', '.join(unknown)}"
+            detail = f"pronounced by letter-to-sound rules: {', '.join(unknown)}"
             problems.append(Problem("unknown words", len(unknown), detail, "note"))
     trial = Trial(file.session, file.split, number, block or 0, bins, tokens, text)
     return ReadResult(trial.id, trial, tuple(problems))
 
 
 def _spelling_problems(text: str, label: list[int]) -> Iterator[Problem]:
-    """Problems of a label whose text is not made of plain letters."""
+    """Problems of a label whose text contains digits or symbols."""
     spelling = spell_out(text)
     if spelling.changed:
         yield Problem("spelled out", None, f"labelled as {spelling.text[:80]!r}", "note")
@@ -178,7 +178,7 @@ def _load(file: SourceFile, features: Features) -> dict[str, list[Any]]:
         raise UnreadableFile(summarise_error(error)) from error
     data: dict[str, list[Any]] = {}
     for name in features.names:
-        cells = stored.get(name)  # scipy leaves out a variable that is damaged behind its header
+        cells = stored.get(name)  # scipy omits a variable that is damaged after its header
         if not isinstance(cells, np.ndarray) or cells.dtype != object:
             raise UnreadableFile(f"{name} is not a cell array with one cell per trial")
         data[name] = list(cells.ravel())
@@ -256,10 +256,10 @@ def _parse_blocks(stored: Any) -> list[Any]:
     return [int(value) if np.isfinite(value) else None for value in stored.ravel()]
 
 
-# --- validation of the tags of a MATLAB 5 file before scipy's compiled reader follows them ----------------------
+# --- validation of the tags of a MATLAB 5 file before scipy's compiled reader relies on them --------------------
 #
 # That reader trusts every type code and size; a damaged file can crash the process. The validation reads tags only,
-# inflating compressed variables chunk by chunk, and raises ValueError at the first impossible one.
+# inflating compressed variables chunk by chunk, and raises ValueError at the first invalid one.
 
 _MATRIX, _COMPRESSED, _UINT32, _INT32 = 14, 15, 6, 5
 _NUMBERS = frozenset((1, 2, 3, 4, 5, 6, 7, 9, 12, 13))
@@ -399,7 +399,7 @@ class _TagReader:
         shape = struct.unpack(f"{self.order}{len(dims) // 4}i", dims)
         kind, name = self.element()
         if min(shape) < 0 or kind not in _CHARACTERS:
-            raise ValueError("a variable has an impossible shape or name")
+            raise ValueError("a variable has an invalid shape or name")
         return name.decode("latin-1"), _Variable(shape, is_complex), matlab_class
 
     def check_body(self, variable: _Variable, matlab_class: int, depth: int) -> None:

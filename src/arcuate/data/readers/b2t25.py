@@ -122,7 +122,7 @@ def _read_bins(group: h5py.Group, problems: list[Problem], budget: Budget) -> np
         raise ValueError(f"input_features is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)")
     rows, channels = data.shape
     if channels < 1 or rows * channels > MAX_VALUES:
-        raise ValueError(f"input_features has an impossible size: {rows} bins of {channels} channels")
+        raise ValueError(f"input_features has an invalid size: {rows} bins of {channels} channels")
     n_bins = _integer_attribute(group, "n_time_steps")
     if n_bins is None:
         problems.append(Problem("time steps", None, "n_time_steps is missing; all bins are used", "note"))
@@ -156,7 +156,7 @@ def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -
         problems.append(Problem("label length", None, detail))
         length = by_padding
     elif not 0 <= length <= len(padded):
-        problems.append(Problem("label length", length, f"seq_len is {length} of an array of {len(padded)}"))
+        problems.append(Problem("label length", length, f"seq_len is {length} but the array has {len(padded)}"))
         length = by_padding
     elif length != by_padding:
         detail = f"seq_len is {length} but there are {by_padding} tokens before the padding"

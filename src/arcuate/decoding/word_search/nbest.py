@@ -19,7 +19,7 @@ def final_hypotheses(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """End the sentence; return back-pointers, totals, n-gram scores and bonuses, one per word sequence.
 
-    Entries inside a word are dropped. If no entry is between words, the complete words of all entries count.
+    Entries inside a word are dropped. If no entry is between words, the complete words of all entries are used.
     """
     complete = np.flatnonzero(beam["node"] == 0)
     if not complete.shape[0]:
@@ -58,9 +58,9 @@ def best_paths(
     """Find the n best distinct word sequences, best first.
 
     Returns scores (n, 3: total, n-gram, bonus), offsets (n + 1,) into the rows of their words, and those rows, from the
-    first word to the last. A path pops from the heap, follows `previous` to the start and pushes one new path per
-    recombination on its way, whose score is lower by the gap; so paths pop in order of score. At most `max_paths` paths
-    are followed. O(max_paths · path length · log heap).
+    first word to the last. A path popped from the heap follows `previous` to the start and pushes one new path per
+    recombination on its way, whose score is lower by the gap; so paths are popped in order of score. At most
+    `max_paths` paths are followed. O(max_paths · path length · log heap).
     """
     # path: (-score, next row, link to the words after it, n-gram score, bonus, hash of the words after it)
     heap = [(np.inf, np.int64(-1), np.int64(-1), 0.0, 0.0, np.uint64(0))]

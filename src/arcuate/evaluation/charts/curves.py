@@ -27,7 +27,7 @@ MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity over steps, thinned: the median, minimum and maximum of each stretch of steps."""
+    """A quantity over steps, thinned: the median, minimum and maximum of each interval of steps."""
 
     steps: tuple[float, ...]
     median: tuple[float | None, ...]

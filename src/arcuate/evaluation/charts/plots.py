@@ -303,8 +303,12 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
         base.mark_point(size=80, strokeWidth=2).encode(
             x=x, fill=alt.condition("datum.fill", scale, alt.value(colour("paper"))), tooltip=tooltip
         ),
-        *haloed(alt.Chart(alt.Data(values=data)).encode(x=x, y=y, text="text:N"), dy=-13, fontSize=11.5),
     ]
+    for side, first, last in (("left", 0.0, 0.25), ("center", 0.25, 0.75), ("right", 0.75, 1.01)):  # stay inside
+        placed = [r for r in data if first <= (r["estimate"] - domain[0]) / (domain[1] - domain[0]) < last]
+        if placed:
+            texts = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
+            layers += haloed(texts, align=side, dy=-13, fontSize=11.5)
     return finish(alt.layer(*layers), title, label, 44 * len(rows) + 10)
 
 

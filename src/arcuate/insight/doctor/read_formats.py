@@ -306,7 +306,7 @@ def masked_crcs(data: np.ndarray) -> np.ndarray:
 
 
 def is_event_file(head: bytes) -> bool:
-    """Whether a file starts with a record whose length has the right checksum."""
+    """Whether a file starts with a record whose length has a valid checksum."""
     if len(head) < 16:
         return False
     length, crc = struct.unpack("<QI", head[:12])
@@ -345,7 +345,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
 
 
 def _intact_records(batch: list[tuple[bytes, int]], notes: list[str]) -> list[bytes]:
-    """The records whose checksum is right."""
+    """The records with a valid checksum."""
     intact = np.ones(len(batch), dtype=bool)
     lengths = np.array([len(data) for data, _ in batch])
     for length in np.unique(lengths[lengths <= _MAX_SCALAR]):
