@@ -362,8 +362,11 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
 
 
 def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` cannot be told not to
+            raise ValueError(f"{name}: an array of objects cannot be written without pickle")
     with atomic_write(path) as stream:
-        np.savez_compressed(stream, allow_pickle=False, **arrays)
+        np.savez_compressed(stream, **arrays)
 
 
 _FREE_BYTES = 2**26  # always accepted
