@@ -56,6 +56,8 @@ def main() -> NoReturn:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.ENOMEM:
+            _fail_out_of_memory(error)
         path = f" ({error.filename})" if error.filename else ""
         remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
         remedies[errno.EFBIG] = "raise the limit on the size of files (ulimit -f unlimited)"
