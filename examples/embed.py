@@ -4,6 +4,7 @@ Needs numpy, numba and onnxruntime, not torch. The recording is an array (bins, 
 decoded. A program that receives bins from an acquisition system calls `push` with each of them instead.
 """
 
+import logging
 import sys
 import time
 
@@ -13,6 +14,7 @@ from arcuate.runtime import Decoder
 
 
 def main(model: str, recording: str | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # the first start compiles, and says so
     started = time.perf_counter()
     decoder = Decoder.load(model)
     print(f"{decoder.n_channels} channels, loaded in {time.perf_counter() - started:.2f} s")

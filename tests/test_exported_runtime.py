@@ -229,3 +229,13 @@ def test_the_embedding_example_runs_without_training_packages(tmp_path: Path) ->
     decoder = Decoder.load(path)
     decoder.push(bins(80))
     assert done.stdout.splitlines()[-1] == decoder.finish().text
+
+
+def test_commands_in_an_installation_of_the_runtime_alone_are_one_sentence() -> None:
+    code = (
+        without(*ABSENT)
+        + "import runpy\nsys.argv = ['arcuate', 'doctor']\nrunpy.run_module('arcuate', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "pip install arcuate" in done.stderr

@@ -50,7 +50,14 @@ def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("flood", ["import numpy; numpy.ones(2**50)", "import torch; torch.ones(2**50)"])
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "import numpy; numpy.ones(2**50)",
+        "import torch; torch.ones(2**50)",
+        "raise OSError(12, 'Cannot allocate memory', 'folder')",
+    ],
+)
 def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
     code = (
         "import arcuate.cli\n"

@@ -16,6 +16,7 @@ from arcuate.data.readers.nwb import EXPORTED
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from support.cli import assert_refused
 from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
@@ -215,3 +216,4 @@ def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file
     shown = json.loads(arcuate("prepare", file, "--describe", "--json").stdout)
     assert shown["mapping"]["text"] == "text"
+    assert_refused(arcuate("prepare", file, tmp_path / "other.nwb", "--describe"), "--describe takes one file")

@@ -14,7 +14,7 @@ from arcuate.cli.prepare import print_report
 from arcuate.data.prepare import inspect_source, prepare, prepare_store
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from support.cli import one_object
+from support.cli import assert_refused, one_object
 from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
@@ -127,6 +127,7 @@ def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
     with pytest.raises(UserError, match=r"no trial in .* could be read: data_train\.hdf5"):
         prepare(tmp_path / "source", tmp_path / "store")
+    assert_refused(arcuate("prepare", tmp_path / "source", tmp_path / "store", "--json"), "no trial in")
 
 
 def test_a_file_without_trials_writes_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from arcuate.data.readers import process
 from arcuate.data.readers.release import find_source, read_trials
 from arcuate.data.readers.source import ReadResult, Source, SourceFile
 from arcuate.data.store import Store
+from arcuate.errors import UserError
 from support.recordings import FakeTrial, noise, write_hdf5
 
 BAD = "t15.2023.08.13"
@@ -104,3 +105,31 @@ def test_files_that_make_hdf5_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     report = prepare_store(tmp_path / "source", tmp_path / "store")
     assert report.unreadable or report.trials == 5  # another version of the library may read the file
     assert all("data_train.hdf5" in row.detail for row in report.unreadable if row.trial == f"{BAD}/train")
+
+
+def test_an_exception_in_the_code_of_a_reader_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """The traceback of a reader from outside is for its author; the command ends with one sentence."""
+    code = f"""
+from arcuate.data.readers.source import FileSummary, Source, SourceFile
+
+
+class Broken:
+    layout = "broken"
+
+    def find_source(self, path):
+        return Source(self.layout, path, (SourceFile("{BAD}", "train", path / "x.csv"),))
+
+    def summarise_file(self, file):
+        return FileSummary(1, {{}})
+
+    def read_trials(self, file):
+        yield [][1]
+"""
+    (tmp_path / "broken_reader.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"reader 'broken_reader:Broken' raised an exception at .*x\.csv"):
+        prepare_store(tmp_path, tmp_path / "store", layout="broken_reader:Broken")
+    assert "list index out of range" in capfd.readouterr().err
+    assert not (tmp_path / "store").exists()

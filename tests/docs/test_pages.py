@@ -1,8 +1,10 @@
-"""Every code block of README, tutorials and how-to pages runs as printed, in order; training and cohorts are smaller.
+"""Every code block of README, tutorials, how-to pages and four others runs as printed, in order; training and cohorts
+are smaller.
 
 Comments in the source of a page prepare what the reader already has: `<!-- setup: COMMAND -->` runs first, and
 `<!-- replace: A => B -->` exchanges what this machine lacks (a GPU, the released recordings). Training commands that
-do not state a number of steps get a small one. A command marked `# keeps running` is a server: it must print its
+do not state a number of steps get a small one. A block of Python or YAML that begins with a comment with a file name
+(`# mylab/models.py`) is written to that file. A command marked `# keeps running` is a server: it must print its
 address.
 """
 
@@ -25,7 +27,7 @@ from support.forking import PROGRAM, arcuate, forking_environment, start
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "docs" / "board.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("board", "export", "scaling", "your-data", "your-encoder")),
     *(p for folder in ("tutorials", "how-to") for p in sorted((ROOT / "docs" / folder).glob("*.md"))),
 ]
 STEPS = "train.steps=12 train.log_every=4"
@@ -63,8 +65,13 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[
     replaced = [pair.split(" => ") for pair in re.findall(r"<!-- replace: (.*?) -->", text)]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(prepared(*re.findall(r"<!-- setup: (.*?) -->", text)), tmp_path, dirs_exist_ok=True)
-    blocks = re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```(sh|python|yaml)\n(.*?)```", text, re.DOTALL)
     assert blocks, f"{page.name} has no code"
+    for _, code in blocks:
+        if named := re.match(r"# (\S+\.(?:py|yaml))\n", code):
+            (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / named[1]).write_text(code, "utf-8")
+    blocks = [(language, code) for language, code in blocks if language != "yaml"]
     servers = re.findall(
         r"^arcuate (?:board|live) (?!.*--help).*$", "\n".join(code for _, code in blocks), re.MULTILINE
     )
@@ -96,7 +103,9 @@ def run(command: str, folder: Path) -> None:
         done = arcuate(*shlex.split(command, comments=True)[1:], cwd=folder, environment=environment())
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return
-    script = f'arcuate() {{ {shlex.join(PROGRAM)} "$@"; }}\n{command}'
+    python = shlex.quote(sys.executable)
+    programs = {"arcuate": shlex.join(PROGRAM), "python": python, "torchrun": f"{python} -m torch.distributed.run"}
+    script = "\n".join([*(f'{name}() {{ {program} "$@"; }}' for name, program in programs.items()), command])
     variables = forking_environment(environment())
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False

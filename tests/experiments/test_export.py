@@ -1,6 +1,7 @@
 """`arcuate export` on run folders, and the commands that accept an exported model."""
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from arcuate.live.bench import bench_live
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder
 from arcuate.models.config import ModelConfig, ModelSettings
+from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, build_on_meta
 from arcuate.runtime import Decoder
 from support.cli import assert_refused, one_object
@@ -80,8 +82,43 @@ def test_the_command_describes_the_file(folder: Path, tmp_path: Path) -> None:
     assert result["precision"] == "int8" and len(result["sessions"]) == 2 and result["n_words"] == 87
     assert result["int8"]["n_trials"] == 4
     assert result["int8"]["difference"] == pytest.approx(result["int8"]["per_int8"] - result["int8"]["per_fp32"])
+    assert result["int8"]["acceptable"] and result["int8"]["measure"] == "PER"
     metadata = open_export(target).metadata
     assert metadata["source"]["run"] == "run" and len(metadata["source"]["recipe_hash"]) == 24
+
+
+def test_a_model_that_int8_makes_worse_is_reported(folder: Path, tmp_path: Path) -> None:
+    """The golden GRU with 80 more units that stay at zero, and large weights on one of them: nothing changes in fp32,
+    but in int8 all other recurrent weights are rounded to zero."""
+    narrow = load_model(GOLDEN / "run" / "checkpoints" / "best")
+    n, width = narrow.config.settings.encoder.width, 96
+    encoder = narrow.config.settings.encoder.model_copy(update={"width": width})
+    settings = narrow.config.settings.model_copy(update={"encoder": encoder})
+    wide = Model(narrow.config.model_copy(update={"settings": settings})).eval()
+    gates = torch.cat([torch.arange(n) + gate * width for gate in range(3)])
+    tensors = wide.state_dict()
+    with torch.no_grad():
+        for name, value in narrow.state_dict().items():
+            tensor = tensors[name]
+            if tensor.shape == value.shape:
+                tensor.copy_(value)
+            elif name.startswith("encoder.gru"):
+                tensor.zero_()
+                (tensor if tensor.ndim == 1 else tensor[:, : value.shape[1]])[gates] = value
+            else:
+                tensor.zero_()[..., :n] = value
+        tensors["encoder.gru.weight_hh_l0"][:, -1] = 1e4
+    save_model(tmp_path / "wide", wide)
+    options = ("--no-words", "--int8", "--data", str(folder / "store"))
+    command = ("export", str(tmp_path / "wide"), str(tmp_path / "m.arcx"), *options)
+    found = one_object(arcuate(*command, "--json").stdout)["int8"]
+    assert not found["acceptable"] and found["per_fp32"] + 0.1 < found["per_int8"]
+    shown = arcuate(*command)
+    assert shown.returncode == 0
+    assert "int8 costs more than 0.2 points of PER here: export in fp32, without --int8" in shown.stdout
+    original = export(folder / "run", tmp_path / "o.arcx", words=False, int8=True, data=folder / "store")
+    assert original.int8 is not None and original.int8.is_acceptable
+    assert original.int8.per_fp32 == pytest.approx(found["per_fp32"]) and "export in fp32" not in original.summary()
 
 
 def test_one_session(folder: Path, tmp_path: Path) -> None:
@@ -174,6 +211,17 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert_refused(arcuate("bench", "live", model, "--seconds", "1"), "give a store to replay with --data")
     assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "must end in .arcx")
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
+    run, target = str(folder / "run"), str(tmp_path / "m.arcx")
+    assert_refused(arcuate("export", run, target, "--no-words", "--lm", "x.alm"), "--no-words leaves out")
+    assert_refused(arcuate("export", run, target, "--no-words", "--data", str(folder / "store")), "--int8 and --web")
+    assert_refused(arcuate("export", run, target, "--no-words", "--int8", "--data", "none"), "no store at none")
+    os.mkfifo(tmp_path / "pipe.arcx")
+    assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), "--no-words"), "is not a regular file")
+    assert not Path(target).exists()
+    store = str(folder / "store")
+    assert_refused(arcuate("decode", model, "--data", store, "--checkpoint", "last"), "needs a run folder")
+    renamed = shutil.copy(model, tmp_path / "model.zip")
+    assert arcuate("decode", str(renamed), "--data", store, "--json").returncode == 0
     text = tmp_path / "notes.arcx"
     text.write_text("notes")
     assert_refused(arcuate("export", str(folder / "run"), str(text), "--no-words"), "is not an earlier model.arcx")

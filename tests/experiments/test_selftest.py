@@ -27,7 +27,7 @@ def test_every_encoder_computes_the_same_in_every_precision(tmp_path: Path) -> N
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *groups: module.Group) -> None:
-    monkeypatch.setattr(module, "_NUMBERS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
+    monkeypatch.setattr(module, "_NUMERICS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
     monkeypatch.setattr(module, "_TRAINING", ())
     monkeypatch.setattr(module, "_SPEED", ())
 

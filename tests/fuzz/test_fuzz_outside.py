@@ -1,4 +1,5 @@
-"""Damaged files of other labs and programs: NWB, FALCON H2, CORP, mappings, logits, model cards, models of the hub."""
+"""Damaged files of other labs and programs: NWB, FALCON H2, CORP, handwriting, CSV folders, mappings, logits, model
+cards, models of the hub."""
 
 import json
 import pickle
@@ -16,6 +17,7 @@ from arcuate.data.readers import process
 from arcuate.data.readers.nwb import EXPORTED
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
+from arcuate.data.text import text_to_tokens
 from arcuate.decoding.logits import read_logits
 from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, read_card, write_card
@@ -28,6 +30,7 @@ from support.hub_server import TOKEN, run_hub
 from support.recordings import FakeTrial, noise, write_hdf5
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SESSION = "t15.2023.08.11"
 
 
@@ -114,6 +117,27 @@ def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _prepare(path.parent, folder, "handwriting")
 
     fuzz(read, damaged(seeds, 20, 600), tmp_path / "handwriting").check()
+
+
+@pytest.mark.parametrize("part", ["sentences.csv", "0.csv"])
+def test_csv_folders(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of `examples/my_reader`, with a damaged table or damaged bins of a trial."""
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    monkeypatch.syspath_prepend(EXAMPLES / "my_reader")
+    path = tmp_path / "csv" / SESSION / "train" / part
+    path.parent.mkdir(parents=True)
+    for number in range(3):
+        np.savetxt(path.with_name(f"{number}.csv"), noise(12, 4, seed=number), delimiter=",", fmt="%.4g")
+    rows = [f'{number}.csv,{number},"hello, you"\n' for number in range(3)]
+    path.with_name("sentences.csv").write_text("".join(["file,block,text\n", *rows]), "utf-8")
+    seed = path.read_bytes()
+    text_to_tokens("hello")  # loads the pronunciations, which children then share
+
+    def read(content: bytes, folder: Path) -> None:
+        path.write_bytes(content)
+        _prepare(path.parents[1], folder, "my_reader:CsvFolder")
+
+    fuzz(read, damaged([seed], 15, 600), tmp_path / f"csv-{part}").check()
 
 
 def test_cards(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ pytest.importorskip("pynwb", reason="pynwb is not installed")
 def falcon_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All sessions of FALCON H2 with four trials each, and a model trained on them for a few steps."""
     folder = tmp_path_factory.mktemp("falcon")
-    simulate(folder / "data", layout="falcon-h2", n_sessions=26, n_trials=3, n_electrodes=4, difficulty="easy")
-    prepare(folder / "data", folder / "store", layout="falcon-h2")
+    simulate(folder / "h2", layout="falcon-h2", n_sessions=26, n_trials=3, n_electrodes=4, difficulty="easy")
+    prepare(folder / "h2", folder / "store", layout="falcon-h2")
     overrides = ["train.steps=3", "encoder.width=8", "encoder.depth=1", "train.validate_every=3"]
     train("tiny", folder / "store", folder / "run", overrides=overrides)
     return folder / "run"
@@ -47,7 +47,7 @@ def test_bins_are_those_of_the_evaluator(falcon_run: Path) -> None:
     from arcuate.data.store import Store
 
     store = Store.open(falcon_run.parent / "store")
-    file = next((falcon_run.parent / "data").glob("*/sub-T5-held-in-calib/*20220518.nwb"))
+    file = next((falcon_run.parent / "h2").glob("*/sub-T5-held-in-calib/*20220518.nwb"))
     spikes, targets, ends, mask = loaders.load_nwb(file, FalconTask.h2)
     own = [t for t in store.trials if t.session == "t5.2022.05.18" and t.split == "train"]
     np.testing.assert_array_equal(np.concatenate([store.read_bins(t) for t in own]), spikes)
@@ -59,7 +59,7 @@ def test_bins_are_those_of_the_evaluator(falcon_run: Path) -> None:
 
 def test_the_official_evaluator_accepts_the_decoder(falcon_run: Path) -> None:
     pytest.importorskip("falcon_challenge", reason="falcon_challenge is not installed")
-    result = evaluate_falcon(falcon_run, falcon_run.parent / "data")
+    result = evaluate_falcon(falcon_run, falcon_run.parent / "h2")
     assert result.n_files == 21 and result.cer >= 0 and result.normalised_latency > 0
     # The same files by our own evaluation; block normalisation differs from the running one of a stream.
     assert evaluate(falcon_run, split="val").per == pytest.approx(result.cer, abs=0.2)
@@ -94,5 +94,7 @@ def test_texts_as_the_evaluator_compares_them() -> None:
 def test_incomplete_downloads_are_reported(falcon_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="0 held-in minival files"):
         evaluate_falcon(falcon_run, tmp_path)
+    with pytest.raises(UserError, match=r"no folder .*none"):
+        evaluate_falcon(falcon_run, tmp_path / "none")
     with pytest.raises(UserError, match="minival or test"):
         evaluate_falcon(falcon_run, tmp_path, phase="final")

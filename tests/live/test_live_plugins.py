@@ -95,7 +95,7 @@ def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> No
     """The example of the page, registered by the metadata of a package, receives packets and they become text."""
     from arcuate.live.serve import prepare_server
 
-    (example,) = re.findall(r"```python\n(import socket\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (example,) = re.findall(r"```python\n# mylab/live\.py\n(import socket\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.store import Store
+from arcuate.decoding.config import read_decoding_config
 from support.counts import THOROUGH
 from support.fabricate_runs import stuck_run
 from support.faults import Done, Fault, run, run_together
@@ -38,6 +39,7 @@ class Command:
     partial: bool = False  # a folder that is filled step by step; only a completed command is compared
     grows: bool = False  # repeated, it adds to what is there; `verify` checks the content
     keep: Sequence[str] = field(default=())  # inputs that must not change
+    timed: Sequence[str] = ()  # outputs that state how long the command took, so that their contents differ
     codes: Sequence[int] = (0, 2)  # possible exit codes
     verify: Callable[[Path], None] | None = None  # of the folder, after the command has succeeded
 
@@ -50,6 +52,12 @@ def verify_recording(folder: Path) -> None:
     assert finals[-3:] == ["rig/0", "rig/1", "rig/2"] and [row["source_trial"] for row in stored] == finals
     store = Store.open(folder / "new" / "store")
     assert len(store.trials) == len(finals) and not store.find_changed()
+
+
+def verify_tuned(folder: Path) -> None:
+    """The file is complete: the record of the tuning comes last."""
+    _, tuned = read_decoding_config(folder / "new.yaml")
+    assert "wer_on_tuned_trials" in tuned
 
 
 def verify_sweep(folder: Path) -> None:
@@ -106,6 +114,8 @@ COMMANDS = {
         ["tune", "scores.npz", "--references", "references.jsonl", "--out", "new.yaml", "--budget", "1", *WORDS],
         ["new.yaml"],
         keep=["scores.npz"],
+        timed=["new.yaml"],
+        verify=verify_tuned,
     ),
     "combine": Command(
         ["combine", "one.jsonl", "two.jsonl", "--out", "new.jsonl"], ["new.jsonl"], keep=["one.jsonl", "two.jsonl"]
@@ -255,7 +265,7 @@ class Bench:
         again = self._outputs(second)
         assert (self.after.keys() == again.keys() or self.command.grows) and self.after != self.before
         self.volatile = {path for path in self.after if self.after[path] != again.get(path)}  # with times
-        self.volatile |= {path for path in self.after if path.endswith(_WITH_TIMES)}
+        self.volatile |= {path for path in self.after if path.endswith(_WITH_TIMES) or path in self.command.timed}
         self.largest = max(len(self.after[path]) for path in self.after if self.after[path] != self.before.get(path))
 
     def copy(self) -> Path:

@@ -46,7 +46,7 @@ class CsvFolder:
             try:
                 bins = np.loadtxt(file.path.with_name(Path(row["file"]).name), delimiter=",", dtype=np.float32, ndmin=2)
                 block = int(row["block"])
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 yield unreadable(identity, str(error))
                 continue
             text = row.get("text") or None

@@ -6,8 +6,16 @@ import os
 import signal
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
+
+if find_spec("typer") is None:  # the runtime of exported models, installed alone
+    sys.stderr.write(
+        "error: commands need the complete installation, and this one lacks typer; install it with: pip install arcuate"
+        " (the runtime alone decodes in Python: arcuate.runtime.Decoder)\n"
+    )
+    sys.exit(2)
 
 from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import exit_broken_pipe, show_log_messages
@@ -48,6 +56,8 @@ def main() -> NoReturn:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.ENOMEM:
+            _fail_out_of_memory(error)
         path = f" ({error.filename})" if error.filename else ""
         remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
         remedies[errno.EFBIG] = "raise the limit on the size of files (ulimit -f unlimited)"

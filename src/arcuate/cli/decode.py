@@ -74,13 +74,14 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
+    from arcuate.decoding.exported.archive import is_export
     from arcuate.evaluation.decode import decode as decode_words
 
     if file is not None:
         if str(scores) != "logits":
             raise UserError(f"unexpected argument {file}; to decode logits: arcuate decode logits {file} --out OUT")
         scores = file
-    if out is None and not is_hub_name(scores) and not scores.is_dir() and scores.suffix != ".arcx":
+    if out is None and not is_hub_name(scores) and not scores.is_dir() and not is_export(scores):
         raise UserError(
             "--out is required with a file of frame scores; give the file to write, one JSON line per trial"
         )

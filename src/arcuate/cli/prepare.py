@@ -62,6 +62,8 @@ def prepare(
     from arcuate.data.prepare import inspect_source, prepare_store
 
     if describe:
+        if store is not None:
+            raise UserError(f"--describe takes one file and writes nothing; remove {store}")
         print_description(source, as_json)
         return
     if store is None:
@@ -80,6 +82,7 @@ def prepare(
                 mapping=mapping,
                 progress=report_progress,
             )
+            report.check_written(source)
     if as_json:
         emit_json(report.to_dict())
     else:

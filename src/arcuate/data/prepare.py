@@ -58,6 +58,15 @@ class PrepareReport:
         """Files and trials that could not be read."""
         return self.rows("missing")
 
+    def check_written(self, source: str | Path) -> None:
+        """Raise UserError if nothing could be read, so that there is no store."""
+        if self.written:
+            return
+        files = self.unreadable
+        more = f" ({len(files) - 1} more could not be read)" if len(files) > 1 else ""
+        detail = f"{files[0].detail}{more}" if files else "it holds no trials"
+        raise UserError(f"no trial in {source} could be read: {detail}")
+
     def to_dict(self) -> dict[str, Any]:
         """`rejected` lists everything excluded from training: bad training trials, and what could not be read."""
         return {
@@ -100,8 +109,7 @@ def prepare(
     """
     options: dict[str, Any] = {"features": features, "targets": targets, "layout": layout, "mapping": mapping}
     report = prepare_store(source, store, force=force, **options, progress=progress)
-    if not report.written:
-        raise UserError(f"no trial in {source} could be read: {report.unreadable[0].detail}")
+    report.check_written(source)
     opened = Store.open(store)
     opened.report = report
     return opened

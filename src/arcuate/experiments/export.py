@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate import __version__
-from arcuate.decoding.exported.archive import CARD, METADATA, Content, write_archive
+from arcuate.data.alphabet import error_rate_name
+from arcuate.decoding.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
 from arcuate.decoding.exported.graph_check import OPERATORS
 from arcuate.decoding.exported.read import (
     FORMAT,
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
 _N_COMPARED = 200  # trials on which int8 is compared with fp32
-_EXPORTS = OutputKind(re.compile(rb"PK\x03\x04.{26}metadata\.json", re.DOTALL), "model.arcx")
+_EXPORTS = OutputKind(STARTS_AS_EXPORT, "model.arcx")
 
 
 @dataclass(frozen=True)
 class Int8Comparison:
-    """PER of the int8 and the fp32 graph on the same trials, by greedy decoding."""
+    """PER (of a character model: CER) of the int8 and the fp32 graph on the same trials, by greedy decoding."""
 
+    measure: str
     n_trials: int
     per_fp32: float
     per_int8: float
@@ -60,6 +61,20 @@ class Int8Comparison:
     @property
     def is_acceptable(self) -> bool:
         return self.difference <= MAX_INT8_LOSS
+
+    def summary(self) -> str:
+        text = (
+            f"{self.measure} {100 * self.per_int8:.2f} % in int8, {100 * self.per_fp32:.2f} % in fp32 on"
+            f" {self.n_trials} trials: {100 * self.difference:+.2f} points, 95 % interval {100 * self.low:+.2f} to"
+            f" {100 * self.high:+.2f}"
+        )
+        if self.is_acceptable:
+            return text
+        limit = f"{100 * MAX_INT8_LOSS:g} points"
+        return f"{text}\nint8 costs more than {limit} of {self.measure} here: export in fp32, without --int8"
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self) | {"acceptable": self.is_acceptable}
 
 
 @dataclass(frozen=True)
@@ -76,23 +91,16 @@ class ExportResult:
     int8: Int8Comparison | None  # None: fp32, or no trials to compare on
 
     def summary(self) -> str:
-        """Size and contents, and the PER difference of int8: one line each."""
+        """Size and contents, and what int8 costs: one line each."""
         words = f"{self.n_words:,} words, {self.lm}" if self.lm else "phonemes only"
         text = (
             f"{self.path}: {self.n_bytes / 1e6:.1f} MB, {self.precision}, {len(self.sessions)} sessions, {words},"
             f" model delay {self.delay_ms:g} ms"
         )
-        if self.int8 is None:
-            return text
-        c = self.int8
-        advice = "" if c.is_acceptable else "; more than 0.2 points: export without --int8"
-        return (
-            f"{text}\nPER {100 * c.per_int8:.2f} % in int8, {100 * c.per_fp32:.2f} % in fp32 on {c.n_trials} trials:"
-            f" {100 * c.difference:+.2f} points, 95 % interval {100 * c.low:+.2f} to {100 * c.high:+.2f}{advice}"
-        )
+        return text if self.int8 is None else f"{text}\n{self.int8.summary()}"
 
     def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
+        return fields_to_dict(self) | {"int8": None if self.int8 is None else self.int8.to_dict()}
 
 
 def export(
@@ -125,7 +133,13 @@ def export(
         raise UserError(f"{path} must end in .arcx, the suffix of exported models")
     if find_spec("onnx") is None:
         raise UserError("exporting needs the onnx package; install with: pip install 'arcuate[export]'")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is not a regular file; choose another name")
     check_writable(path, kind=_EXPORTS)
+    if not words and (lm, lexicon, decoding) != ("default", "default", None):
+        raise UserError("--no-words leaves out the word search; remove --lm, --lexicon and --config, or --no-words")
+    if data is not None and not int8 and web is None:
+        raise UserError("--data names the trials for --int8 and --web; add one of them, or remove --data")
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
@@ -140,6 +154,8 @@ def export(
         known = ", ".join(model.config.sessions)
         raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
     search = load_search(model, lm, lexicon, decoding) if words else None
+    if data is not None:  # refused before anything is written
+        _validation_trials(folder, model, model.config.sessions if session is None else (session,), data, "")
     origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
@@ -290,15 +306,21 @@ def _write_web(
 def _validation_trials(
     run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None, consequence: str
 ) -> "ReplayTrials | None":
-    """Validation trials of the run's store or of `data`; None, with a message, if there are none."""
+    """Validation trials of `data`, or of the run's store: None, with a message, if there are none."""
     from arcuate.evaluation.evaluate import find_source, open_store
     from arcuate.live.sources.replay import select_trials
 
     try:
         store = open_store(find_source(run, "best"), data)
+        if store.n_channels != model.config.n_channels:
+            expected = model.config.n_channels
+            raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {expected}")
+        store.check_classes(model.config.classes)
         front_end = model.config.settings.front_end
         return select_trials(store, sessions, front_end.normalise, front_end.log1p)
     except UserError as error:
+        if data is not None:
+            raise
         logger.info(f"{consequence}: {error}")
         return None
 
@@ -337,4 +359,5 @@ def _compare_int8(
         logger.info("int8 was not compared with fp32: fewer than two labelled validation trials")
         return None
     per_fp32, per_int8 = (total(scores).rate or 0.0 for scores in (fp32, int8))
-    return Int8Comparison(len(int8), per_fp32, per_int8, found.rate, found.low, found.high)
+    measure = error_rate_name(model.config.classes)
+    return Int8Comparison(measure, len(int8), per_fp32, per_int8, found.rate, found.low, found.high)

@@ -22,6 +22,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict
 from arcuate.live.decoder import StreamingDecoder
+from arcuate.run import open_run
 
 _PHASES = ("minival", "test")
 _HELD_IN_SESSIONS = 21  # the evaluator requires all of them
@@ -125,12 +126,17 @@ def evaluate_falcon(
     if phase not in _PHASES:
         raise UserError(f"--phase {phase!r} is unknown; choose {' or '.join(_PHASES)}")
     root = Path(data)
-    root = root.parent if root.name in ("000950", "h2") else root
-    files = sorted(root.glob("*/*minival/*val*.nwb" if phase == "minival" else "*/eval/*val*.nwb"))
+    if not root.is_dir():
+        raise UserError(f"no folder {data}; give the folder of the FALCON H2 files")
+    open_run(run)
+    pattern = "*/*minival/*val*.nwb" if phase == "minival" else "*/eval/*val*.nwb"
+    if root.name in ("000950", "h2") and next(root.glob(pattern), None) is None:  # the release itself, not its parent
+        root = root.parent
+    files = sorted(root.glob(pattern))
     held_in = [file for file in files if "held-in" in file.name or "held_in" in file.name]
     if len(held_in) < _HELD_IN_SESSIONS:
         raise UserError(
-            f"{root} has {len(held_in)} held-in {phase} files; the evaluator needs all {_HELD_IN_SESSIONS}: download"
+            f"{data} has {len(held_in)} held-in {phase} files; the evaluator needs all {_HELD_IN_SESSIONS}: download"
             " DANDI 000950, or simulate with --layout falcon-h2 --sessions 26"
         )
     _, evaluator, _ = _import_falcon()

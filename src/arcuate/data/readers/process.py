@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from arcuate.data.readers.release import read_trials, summarise_file
+from arcuate.data.readers.release import READERS, read_trials, summarise_file
 from arcuate.data.readers.source import FileSummary, ReadResult, Source, SourceFile, UnreadableFile
 from arcuate.errors import UserError
 
@@ -84,6 +84,11 @@ class ReaderProcess:
             end = answer
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             process.join()
+            if process.exitcode == 1 and self._source.reader not in (None, *READERS):  # Python has printed a traceback
+                raise UserError(
+                    f"the code of the reader {self._source.reader!r} raised an exception at {file.path}, shown above;"
+                    " raise UnreadableFile for damaged files"
+                ) from error
             raise UnreadableFile(_describe_exit(process.exitcode)) from error
         finally:
             timer.cancel()

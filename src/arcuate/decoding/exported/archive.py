@@ -23,6 +23,7 @@ from arcuate.files import atomic_write, explain_write_error
 Content = bytes | Path  # content of a member: in memory, or a file to copy
 METADATA = "metadata.json"
 CARD = "MODEL_CARD.md"
+STARTS_AS_EXPORT = re.compile(rb"PK\x03\x04.{26}" + re.escape(METADATA).encode(), re.DOTALL)
 _ALIGNMENT = 64
 _MAX_BYTES = 2**32 - 2**20  # limit of a zip archive without 64-bit extensions
 _MAX_MEMBERS = 256
@@ -94,8 +95,14 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def is_export(path: str | Path) -> bool:
-    """Whether a path names an exported model; its contents are checked when it is opened."""
-    return Path(path).suffix == ".arcx" and not Path(path).is_dir()
+    """Whether a path names an exported model, by its suffix or by how it begins; it is checked when it is opened."""
+    path = Path(path)
+    if path.suffix == ".arcx":
+        return not path.is_dir()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return STARTS_AS_EXPORT.match(file.read(64)) is not None
 
 
 # --- writing ----------------------------------------------------------------------------------------------
