@@ -361,7 +361,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
         file.write("".join(to_json_line(row) + "\n" for row in rows))
 
 
-def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_npz(path: Path, arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` cannot be told not to
             raise ValueError(f"{name}: an array of objects cannot be written without pickle")
