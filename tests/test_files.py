@@ -48,6 +48,15 @@ def write_model_file(path: Path) -> None:
 WRITERS = [write_page, write_npz, write_model_file]
 
 
+def test_an_npz_holds_the_given_arrays_and_never_a_pickle(tmp_path: Path) -> None:
+    write_npz(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as file:
+        assert file.files == ["x"]
+    with pytest.raises(ValueError, match="x: an array of objects"):
+        save_npz(tmp_path / "b.npz", {"x": np.array([{}])})
+    assert not (tmp_path / "b.npz").exists()
+
+
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_link_stays_and_its_target_is_written(write: Callable[[Path], None], tmp_path: Path) -> None:
     link, target = tmp_path / "link", tmp_path / "below" / "target"

@@ -361,9 +361,12 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
         file.write("".join(to_json_line(row) + "\n" for row in rows))
 
 
-def save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def save_npz(path: Path, arrays: dict[str, Any]) -> None:
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` cannot be told not to
+            raise ValueError(f"{name}: an array of objects cannot be written without pickle")
     with atomic_write(path) as stream:
-        np.savez_compressed(stream, allow_pickle=False, **arrays)
+        np.savez_compressed(stream, **arrays)
 
 
 _FREE_BYTES = 2**26  # always accepted
