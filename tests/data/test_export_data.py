@@ -196,6 +196,19 @@ def test_times_that_do_not_increase_are_reported(small: Store, tmp_path: Path) -
     assert report is not None and "do not increase" in report.unreadable[0].detail
 
 
+def test_brainsets_files_are_a_dataset_of_torch_brain(small: Store, tmp_path: Path) -> None:
+    """Seen with torch_brain 0.2.1, which requires ray and is therefore in no extra."""
+    datasets = pytest.importorskip("torch_brain.datasets", reason="torch_brain is not installed")
+    export_data(small, tmp_path / "speech", to="brainsets")
+    dataset = datasets.Dataset(tmp_path / "speech")
+    assert dataset.recording_ids == sorted(small.sessions)
+    session = dataset.recording_ids[0]
+    first = dataset.get_recording(session).trials
+    sample = dataset[datasets.DatasetIndex(session, float(first.start[0]), float(first.end[0]))]
+    trial = next(t for t in small.trials if t.session == session)
+    assert len(sample.bins.timestamps) == trial.n_bins and len(sample.trials) == 1
+
+
 def test_brainsets_files_load_with_temporaldata(small: Store, tmp_path: Path) -> None:
     temporaldata = pytest.importorskip("temporaldata", reason="temporaldata is not installed")
     file = export_data(small, tmp_path / "out", to="brainsets").files[0]
