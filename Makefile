@@ -22,7 +22,7 @@ test: lint
 
 # Tests that compile nearly all of the search. They run first and in one process, while mypy occupies the other core;
 # the processes after them find the compiled functions in Numba's cache.
-COMPILED := tests/decoding
+COMPILED := $(wildcard tests/decoding/*_search.py tests/decoding/test_prefix_beam.py tests/decoding/test_delayed_fusion.py)
 test-compiled: .venv/.installed-dev
 	$(BIN)/python -m pytest $(COMPILED)
 
