@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.adaptation.evaluate import evaluate_adaptation
+from arcuate.cli.console import TrainingDisplay, err
+from arcuate.cli.evaluate import print_adaptation, print_evaluation
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
@@ -23,11 +26,13 @@ from arcuate.models.io import load_model
 
 @pytest.fixture(scope="module")
 def character_run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of characters and a run trained on it for a few steps."""
+    """A store of characters and a run trained on it for a few steps, with what the command line prints in train.txt."""
     folder = tmp_path_factory.mktemp("characters")
     prepare(cohort_store.parent / "source", folder / "store", targets="characters")
     overrides = ["train.steps=6", "train.validate_every=3", "encoder.width=24", "validate.words=true"]
-    train("tiny", folder / "store", folder / "run", overrides=overrides)
+    with err.capture() as printed:
+        train("tiny", folder / "store", folder / "run", overrides=overrides, callbacks=[TrainingDisplay()])
+    (folder / "train.txt").write_text(printed.get(), "utf-8")
     return folder / "run"
 
 
@@ -42,6 +47,17 @@ def test_evaluation_names_characters(character_run: Path, tmp_path: Path) -> Non
     rows = [json.loads(line) for line in result.results_file.read_text("utf-8").splitlines()]
     assert "".join(rows[0]["reference"]).replace(">", " ").replace("~", ".") == rows[0]["text"].lower()
     assert read_log_probs(tmp_path / "scores.npz").classes == CHARACTERS
+
+
+def test_the_command_line_names_the_character_error_rate(
+    character_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = (character_run.parent / "train.txt").read_text("utf-8")
+    assert "val CER" in shown and "PER" not in shown
+    print_evaluation(evaluate(character_run))
+    print_adaptation(evaluate_adaptation(character_run, "one-step", sessions=[]))
+    printed = capsys.readouterr().out
+    assert "CER by session (val)" in printed and "CER" in printed.splitlines()[-1] and "PER" not in printed
 
 
 def test_words_are_spelled(character_run: Path, tmp_path: Path) -> None:

@@ -63,6 +63,19 @@ class Linear(Encoder):
         return torch.zeros(len(state), 0, self.n_outputs)
 
 
+class Recurrent(Linear):
+    def __init__(self, settings, patch, n_channels):
+        super().__init__(settings, patch, n_channels)
+        self.rnn = torch.nn.GRU(settings.width, settings.width, batch_first=True)
+
+    def start(self, n_trials):
+        return torch.zeros(n_trials, self.settings.width)
+
+    def forward_with_layers(self, bins, n_frames, state, layers, lengths=None):
+        frames, state = self.rnn(self.map(extract_patches(bins, self.patch)), state[None])
+        return frames, state[0], {}
+
+
 class ValueDependent(Linear):
     def forward_with_layers(self, bins, n_frames, state, layers, lengths=None):
         frames, state, inner = super().forward_with_layers(bins, n_frames, state, layers)
@@ -241,6 +254,12 @@ def test_check_encoder_finds_what_is_wrong(lab: str) -> None:
     broken = check_encoder(f"{lab}:Linear", ["shift=1"])  # frames of the future
     failed = {check.name for check in broken.checks if check.passed is False}
     assert failed >= {"padding changes nothing", "streaming equals offline"} and not broken.passed
+
+
+def test_the_check_of_a_gru_gives_no_warnings(lab: str, recwarn: pytest.WarningsRecorder) -> None:
+    result = check_encoder(f"{lab}:Recurrent", {"width": 8})
+    assert result.passed and result.checks[-1].passed, result.checks
+    assert not [str(warning.message) for warning in recwarn if "export" in str(warning.message)]
 
 
 def model_of(kind: str, **settings: object) -> Model:

@@ -167,6 +167,27 @@ def test_wrong_mappings_are_explained(small: Store, tmp_path: Path, change: dict
         prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb", mapping=mapping)
 
 
+@pytest.mark.parametrize("field", ["text", "tokens", "block", "split", "number", "corpus", "mode"])
+def test_a_column_that_is_named_and_absent_is_refused(small: Store, tmp_path: Path, field: str) -> None:
+    file = export_data(small, tmp_path / "nwb").files[0]
+    mapping = EXPORTED.model_dump(mode="json")
+    with pytest.raises(UserError) as caught:
+        prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb", mapping=mapping | {field: "absent"})
+    message = str(caught.value)
+    assert f"{field}: absent" in message and str(file) in message and "start_time" in message
+    assert f"set {field}: null" in message and not (tmp_path / "store").exists()
+    prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb", mapping=mapping | {field: None})
+
+
+def test_an_export_without_optional_columns_is_read(small: Store, tmp_path: Path) -> None:
+    """The default mapping names columns that the user did not."""
+    for file in export_data(small, tmp_path / "nwb").files:
+        with h5py.File(file, "r+") as data:
+            del data["intervals/trials/corpus"], data["intervals/trials/mode"]
+    store = prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb")
+    assert [t.sha256 for t in store.trials] == [t.sha256 for t in small.trials]
+
+
 def test_times_that_do_not_increase_are_reported(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
     with h5py.File(file, "r+") as data:

@@ -149,6 +149,14 @@ def test_damaged_results_are_a_warning_after_training(tmp_path: Path, messages: 
     assert messages[-1].startswith("warning: the model card was not written") and not (run / "MODEL_CARD.md").exists()
 
 
+def test_a_run_without_a_checkpoint_gets_no_card(tmp_path: Path, messages: list[str]) -> None:
+    run = copied("run", tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    (run / "MODEL_CARD.md").unlink(missing_ok=True)
+    refresh_card(Run(run))
+    assert not messages and not (run / "MODEL_CARD.md").exists()
+
+
 def test_metadata_that_are_not_a_mapping() -> None:
     for block in ("- a", "a: [", "!!python/object:os.system {}"):
         with pytest.raises(UserError, match="metadata"):

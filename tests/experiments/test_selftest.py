@@ -19,13 +19,6 @@ from support.cli import one_object
 from support.forking import arcuate
 
 
-def test_every_encoder_computes_the_same_in_every_precision(tmp_path: Path) -> None:
-    machine = module._Machine(torch.device("cpu"), False, tmp_path)
-    checks = list(module._check_numerics(machine))
-    assert len(checks) == 2 * 3 * 6  # logits and gradients, precisions, encoders
-    assert [c.name for c in checks if c.status != "pass"] == []
-
-
 def only(monkeypatch: pytest.MonkeyPatch, *groups: module.Group) -> None:
     monkeypatch.setattr(module, "_NUMERICS", tuple((f"group {i}", group) for i, group in enumerate(groups)))
     monkeypatch.setattr(module, "_TRAINING", ())
@@ -97,6 +90,8 @@ def test_all_checks_pass_on_this_cpu() -> None:
     values = one_object(done.stdout)
     failed = [c for c in values["checks"] if c["status"] == "fail" and "speed" not in c["name"]]
     assert failed == []
+    numbers = [c["name"] for c in values["checks"] if c["name"].startswith(("logits", "gradients"))]
+    assert len(numbers) == 2 * 3 * 6, numbers  # precisions, encoders
     names = " ".join(c["name"] for c in values["checks"])
     for part in ("bf16", "overflow", "two processes", "b2t25-gru", "mode-ssm", "streaming", "word search", "memory"):
         assert part in names

@@ -20,7 +20,7 @@ from arcuate.adaptation.known_sessions import (
 from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs, make_adapter, word_labeller
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.config import Overrides
-from arcuate.data.alphabet import boundary_index
+from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
@@ -185,6 +185,7 @@ class AdaptationResult:
     seconds_per_trial: float | None
     sessions: tuple[SessionResult, ...]
     peak_rss_mb: float
+    classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
     def results_file(self) -> Path:
@@ -193,15 +194,15 @@ class AdaptationResult:
 
     def summary(self) -> str:
         """The result in one sentence."""
-        metrics, method = self.metrics, self.settings.method
+        metrics, method, name = self.metrics, self.settings.method, error_rate_name(self.classes)
         if metrics.per is None:
-            estimates = [f"{s.session}: {s.estimate.summary()}" for s in self.sessions if s.estimate is not None]
-            return "\n".join([f"{counted(metrics.n_trials, 'trial')} decoded; PER needs labels", *estimates])
+            estimates = [f"{s.session}: {s.estimate.summary(name)}" for s in self.sessions if s.estimate is not None]
+            return "\n".join([f"{counted(metrics.n_trials, 'trial')} decoded; {name} needs labels", *estimates])
         if method == "none":
-            return f"PER {percent(metrics.per)} unadapted, {metrics.interval_text}"
+            return f"{name} {percent(metrics.per)} unadapted, {metrics.interval_text}"
         p = "" if self.difference is None else f" (p = {self.difference.p:.4f})"
         return (
-            f"PER {percent(metrics.per)} with {method}, {metrics.interval_text}; {percent(self.per_unadapted)}"
+            f"{name} {percent(metrics.per)} with {method}, {metrics.interval_text}; {percent(self.per_unadapted)}"
             f" unadapted{p}; {1000 * (self.seconds_per_trial or 0.0):.0f} ms of adaptation per trial,"
             f" {self.peak_rss_mb:.0f} MB"
         )
@@ -289,6 +290,7 @@ def evaluate_adaptation(
         *compare_with_unadapted(adapted),
         sessions=tuple(summarise_session(session, reference) for session in adapted),
         peak_rss_mb=peak_rss_mb(),
+        classes=model.config.classes,
     )
     try:
         write_results(opened, split, label, results, result.to_dict(), store, model.config.classes)

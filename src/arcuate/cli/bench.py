@@ -84,6 +84,7 @@ def robustness(
     as_json: Json = False,
 ) -> None:
     """Measure the error rate on corrupted input: dead or permuted channels, drift, lost packets, noise."""
+    from arcuate.data.alphabet import error_rate_name
     from arcuate.evaluation.robustness import bench_robustness
 
     with progress("loading") as report:
@@ -103,5 +104,6 @@ def robustness(
         return
     names = list(result.mce)
     rows = [(e.name, *(percent(e.mean(name)) for name in names)) for e in result.corruptions]
-    print_table(("PER, mean of severities", *names), rows, title=f"Robustness ({split})", right=names)
+    heading = f"{error_rate_name(result.classes)}, mean of severities"
+    print_table((heading, *names), rows, title=f"Robustness ({split})", right=names)
     out.print(result.summary(), soft_wrap=True)

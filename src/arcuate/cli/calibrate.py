@@ -39,6 +39,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Add a recording session to a trained model, using a few labelled sentences from it."""
+    from arcuate.data.alphabet import error_rate_name
     from arcuate.experiments.calibrate import calibrate as calibrate_run
 
     points: list[int] | None = [] if curve == "none" else None
@@ -69,8 +70,9 @@ def calibrate(
         interval = "–" if point.low is None else f"{percent(point.low)} to {percent(point.high)}"
         rows.append((str(point.sentences), percent(point.per), interval))
     if result.n_held_out:
-        headings = ("sentences", "PER", "95 % interval")
-        title = f"PER of the {counted(result.n_held_out, 'sentence')} after them"
+        name = error_rate_name(result.classes)
+        headings = ("sentences", name, "95 % interval")
+        title = f"{name} of the {counted(result.n_held_out, 'sentence')} after them"
         print_table(headings, rows, title=title, right=headings)
     say(f"wrote {result.path} with session {result.session}; its parent {result.parent} is unchanged")
     say(f"next: arcuate report {result.path}, arcuate evaluate {result.path}")

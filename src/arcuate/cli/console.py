@@ -189,6 +189,7 @@ class TrainingDisplay(Callback):
         self._plain = None if err.is_terminal else PlainProgress(always=True)
         self._bar: Bar | None = None
         self._loss = ""
+        self._rate_name = "PER"
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row
 
     def __exit__(
@@ -216,11 +217,16 @@ class TrainingDisplay(Callback):
             self._bar.stop()
             self._bar = None
 
+    def on_start(self, classes: Sequence[str]) -> None:
+        from arcuate.data.alphabet import error_rate_name
+
+        self._rate_name = error_rate_name(classes)
+
     def on_metrics(self, row: dict[str, Any]) -> None:
         loss = "–" if row.get("loss") is None else f"{row['loss']:.3f}"
         if row["split"] != "train":
             wer = "" if row.get("wer") is None else f"  WER {percent(row['wer'])}"
-            say(f"step {row['step']:>6}  {row['split']} PER {percent(row['per'])}{wer}  loss {loss}")
+            say(f"step {row['step']:>6}  {row['split']} {self._rate_name} {percent(row['per'])}{wer}  loss {loss}")
             for line in self._sample:
                 err.print(line, no_wrap=True, overflow="ellipsis", crop=True)
             self._sample = ()
@@ -241,7 +247,7 @@ class TrainingDisplay(Callback):
         """Announce the next stage, because its losses have a different scale."""
         n, best = row["without_improvement"], row["best_per"]
         why = f", {counted(n, 'validation')} without improvement" if n else ""
-        best = "" if best is None else f", best PER {percent(best)}"
+        best = "" if best is None else f", best {self._rate_name} {percent(best)}"
         following = "" if row["next"] is None else f"; next stage: {row['next']}"
         say(f"step {row['step']:>6}  stage {row['stage']} complete{why}{best}{following}")
 

@@ -154,11 +154,14 @@ def print_confidence(
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print PER by session and in total."""
+    """Print the error rate by session and in total."""
+    from arcuate.data.alphabet import error_rate_name
+
     metrics, split = evaluation.metrics, evaluation.provenance.split
     rows = [(session, percent(rate)) for session, rate in metrics.per_by_session.items()]
     if rows:
-        print_table(("session", "PER"), rows, title=f"PER by session ({split})", right=("PER",))
+        name = error_rate_name(evaluation.classes)
+        print_table(("session", name), rows, title=f"{name} by session ({split})", right=(name,))
     if metrics.per_by_mode:
         accuracy = metrics.mode_accuracy
         correct = "" if accuracy is None else f"; mode predicted correctly in {percent(accuracy)} of trials"
@@ -168,7 +171,9 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def print_adaptation(result: "AdaptationResult") -> None:
-    """Print PER by session, adapted and unadapted, and in total."""
+    """Print the error rate by session, adapted and unadapted, and in total."""
+    from arcuate.data.alphabet import error_rate_name
+
     names, numbers = ("session", "initial layer"), ("trials", "unadapted", "adapted", "steps", "fall-backs")
     rows = [
         (
@@ -178,7 +183,8 @@ def print_adaptation(result: "AdaptationResult") -> None:
         for row in result.sessions
     ]
     if rows:
-        print_table((*names, *numbers), rows, title=f"PER by session ({result.provenance.split})", right=numbers)
+        title = f"{error_rate_name(result.classes)} by session ({result.provenance.split})"
+        print_table((*names, *numbers), rows, title=title, right=numbers)
     out.print(result.summary(), soft_wrap=True)
     say(f"one line per trial in {result.results_file}")
     if new := [row.session for row in result.sessions if not row.known]:

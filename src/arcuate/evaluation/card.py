@@ -20,7 +20,7 @@ from arcuate.errors import UserError, escape_controls
 from arcuate.evaluation.cite import cite
 from arcuate.files import fields_to_dict, read_json, write_text
 from arcuate.progress import counted, logger, percent
-from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, unfinished_reason
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, has_checkpoint, open_run, unfinished_reason
 
 UNKNOWN_LICENCE = "unknown"  # Hugging Face's identifier for a licence that is not stated
 OWN_TEXT = "<!-- Generated up to this line; text below it is kept when the card is written again. -->"
@@ -115,8 +115,11 @@ def write_card(run: RunLike, *, licence: str | None = None, force: bool = False)
 def refresh_card(run: Run, name: str | None = None) -> None:
     """Write the card after training or evaluation. Another file of the run that is damaged is a warning.
 
-    `name` is the name of the model, if the folder has a temporary one.
+    A training that was interrupted before its first checkpoint gets no card. `name` is the name of the model, if the
+    folder has a temporary one.
     """
+    if not has_checkpoint(run):
+        return
     try:
         if _is_foreign(run.card_file):
             logger.info(f"{run.card_file} was not written by arcuate and is left as it is")

@@ -349,6 +349,8 @@ def open_task(
             _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
         )
     has_words = exported is not None and exported.has_words
+    if exported is not None and not has_words:
+        logger.info(f"{path} has no words; the lexicon and language model are --lexicon {lexicon} and --lm {lm}")
     entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
     entries = entries or open_lexicon(str(lexicon), trials.classes)
     ngram = read_language_model(exported) if exported and has_words and str(lm) == "default" else None

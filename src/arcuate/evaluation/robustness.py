@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.alphabet import CLASSES, error_rate_name
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.evaluation.corruption import CORRUPTIONS, DEFENCES, SEVERITIES, CorruptedStore
@@ -50,6 +51,7 @@ class RobustnessResult:
     clean_per: float | None
     corruptions: tuple[CorruptionErrors, ...]
     mce: dict[str, float | None]  # mean corruption error, by set of defences
+    classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
     def relative(self) -> dict[str, float | None]:
@@ -59,15 +61,16 @@ class RobustnessResult:
 
     def summary(self) -> str:
         """Clean error and mean corruption errors."""
-        lines = [f"PER {percent(self.clean_per)} on clean input, {self.n_trials} {self.split} trials"]
-        for name, value in self.mce.items():
-            ratio = self.relative[name]
-            relative = "" if name == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
-            lines.append(f"mean corruption error {percent(value)} {name}{relative}")
+        name = error_rate_name(self.classes)
+        lines = [f"{name} {percent(self.clean_per)} on clean input, {self.n_trials} {self.split} trials"]
+        for defences, value in self.mce.items():
+            ratio = self.relative[defences]
+            relative = "" if defences == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
+            lines.append(f"mean corruption error {percent(value)} {defences}{relative}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_dict(self), "relative": self.relative}
+        return {**fields_to_dict(self, "classes"), "relative": self.relative}
 
 
 def bench_robustness(
@@ -128,6 +131,7 @@ def bench_robustness(
         _error_rate(model, store, trials, source.config.validate_.batch_size),
         tuple(errors),
         {label: _mean([rate for e in errors for rate in e.per[label]]) for label in sets},
+        model.config.classes,
     )
     file = opened.measurement_file("robustness", split)
     file.parent.mkdir(parents=True, exist_ok=True)

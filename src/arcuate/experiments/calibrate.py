@@ -24,6 +24,7 @@ from arcuate.adaptation.calibration import (
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
 from arcuate.config import Overrides, parse_settings, settings_from
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
 from arcuate.data.selection import select
@@ -70,6 +71,7 @@ class CalibrationResult:
     dry_run: bool = False
     interrupted: bool = False  # nothing was written
     signal: Signals | None = None  # signal that interrupted it
+    classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
     def path(self) -> Path:
@@ -194,6 +196,7 @@ def _make_plan(
         n_known_trials=len(known),
         settings=settings,
         sizes=_curve_sizes(curve, len(split.calibration)),
+        classes=model.config.classes,
     )
     return _Plan(setup, source, store, model, recipe, split, known)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import boundary_index
+from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.log_probs import reorder_classes
 from arcuate.decoding.word_search.search import build_word_search
@@ -46,6 +46,7 @@ class Floor:
     per_floor: dict[str, float | None]  # PER by input
     wer_language_model: float | None  # None: not measured
     shortcuts: tuple[Shortcut, ...]
+    classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
     def lowest(self) -> float | None:
@@ -55,14 +56,14 @@ class Floor:
 
     def summary(self) -> str:
         """Error rate, floors and shortcuts: one line each."""
-        lines = [f"PER {percent(self.per)} on {self.n_trials} {self.split} trials"]
+        lines = [f"{error_rate_name(self.classes)} {percent(self.per)} on {self.n_trials} {self.split} trials"]
         lines += [f"floor {percent(rate)} with input {name!r}" for name, rate in self.per_floor.items()]
         if self.wer_language_model is not None:
             lines.append(f"WER {percent(self.wer_language_model)} with the language model alone")
         return "\n".join([*lines, *(s.summary() for s in self.shortcuts)])
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_dict(self), "lowest": self.lowest}
+        return {**fields_to_dict(self, "classes"), "lowest": self.lowest}
 
 
 class UninformativeStore(Store):
@@ -157,6 +158,7 @@ def measure_floor(
         measured,
         None if lm is None else _language_model_wer(trials, model.config, lm, lexicon),
         shortcuts,
+        model.config.classes,
     )
     file = opened.measurement_file("floor", split)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -464,6 +464,7 @@ def _run_loop(
         )
     encode = partial(make_encode, training.model, recipe, device, distributed)
     with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
+        callback.on_start(setup.store.classes)
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
     result = setup.outcome(training, time.perf_counter() - started, stop)
     if distributed.is_main:

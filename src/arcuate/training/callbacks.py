@@ -27,6 +27,9 @@ class Callback:
     def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         pass
 
+    def on_start(self, classes: Sequence[str]) -> None:
+        """Called before the first step with the alphabet of the store."""
+
     def on_step(self, step: int) -> None:
         """Called after every optimizer step that was not rewound."""
 
@@ -59,6 +62,10 @@ class CallbackList(Callback):
 
     def __exit__(self, kind: ErrorType, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def on_start(self, classes: Sequence[str]) -> None:
+        for callback in self._callbacks:
+            callback.on_start(classes)
 
     def on_step(self, step: int) -> None:
         for callback in self._callbacks:

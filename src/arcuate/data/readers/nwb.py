@@ -47,6 +47,8 @@ _MAX_TRIALS = 1_000_000
 _MAX_TEXT = 10_000
 _TOLERANCE_S = 1e-3  # between times of trials and of bins
 _MAX_FILES = 20_000
+_MAX_LISTED = 30  # columns in a message
+_OPTIONAL_COLUMNS = ("text", "tokens", "block", "split", "number", "corpus", "mode")  # of a mapping; null: none
 
 
 class NwbMapping(Settings):
@@ -101,6 +103,7 @@ class NwbReader:
 
     def __init__(self, mapping: Mapping[str, Any] | None = None) -> None:
         self.mapping = EXPORTED if mapping is None else parse_settings(NwbMapping, mapping, "given", noun="mapping")
+        self.columns_required = mapping is not None  # the fixed mappings name columns that a file may lack
 
     def find_source(self, path: Path) -> Source:
         """All NWB files at or below `path`; every file may hold trials of every split."""
@@ -117,7 +120,7 @@ class NwbReader:
     def summarise_file(self, file: SourceFile) -> FileSummary:
         """Number of trials of the split, and the number of channels."""
         with _open(file.path) as data:
-            table = _Recording(data, self.mapping, file)
+            table = self._open_recording(data, file)
             n_trials = len(table.rows(file.split))
             channels = Counter({table.n_channels: n_trials}) if n_trials else Counter()
             return FileSummary(n_trials, channels, *_exported_notes(data))
@@ -125,7 +128,13 @@ class NwbReader:
     def read_trials(self, file: SourceFile) -> Iterator[ReadResult]:
         """The trials of one split in the order of the table."""
         with _open(file.path) as data:
-            yield from _Recording(data, self.mapping, file).read(file.split)
+            yield from self._open_recording(data, file).read(file.split)
+
+    def _open_recording(self, data: h5py.File, file: SourceFile) -> "_Recording":
+        recording = _Recording(data, self.mapping, file)
+        if self.columns_required:
+            recording.check_columns()
+        return recording
 
 
 class FalconH2Reader(NwbReader):
@@ -137,6 +146,7 @@ class FalconH2Reader(NwbReader):
         if mapping is not None:
             raise UserError("--mapping applies to --layout nwb only; falcon-h2 has a fixed mapping")
         self.mapping = FALCON_H2
+        self.columns_required = False
 
     def find_source(self, path: Path) -> Source:
         files = []
@@ -272,6 +282,19 @@ class _Recording:
 
     # --- columns ---------------------------------------------------------------------------------------------
 
+    def check_columns(self) -> None:
+        """Raise UserError for a column that the mapping names and the file lacks."""
+        found = [name.decode("utf-8", errors="replace") for name in self.table.id]
+        for field in _OPTIONAL_COLUMNS:
+            name = getattr(self.mapping, field)
+            if name is None or name in found:
+                continue
+            listed = ", ".join(found[:_MAX_LISTED]) + (", …" if len(found) > _MAX_LISTED else "")
+            raise UserError(
+                f"the mapping has {field}: {name}, but the table {self.mapping.trials} of {self.file.path} has no"
+                f" column {name}, only {listed}; correct the name, or set {field}: null"
+            )
+
     def _column(self, name: str) -> h5py.Dataset:
         return open_dataset(self.table, name)
 
@@ -318,7 +341,7 @@ class _Recording:
         return np.split(np.asarray(values[:], dtype=np.int64), ends[:-1]) if len(ends) else []
 
     def _optional(self, name: str | None) -> str | None:
-        """A column that may be absent in an exported or older file."""
+        """A column that may be absent in an exported or older file, or in one of FALCON H2."""
         return name if name is not None and has_entry(self.table, name) else None
 
     # --- time series -----------------------------------------------------------------------------------------
