@@ -1,17 +1,23 @@
 """Pseudo-ensemble: averaged views of a trial."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.train import train
+from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
+from arcuate.models.model import Model
 from arcuate.run import find_checkpoint
+from support.devices import DeviceTensor
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +53,17 @@ def test_views_without_noise_are_the_trial_itself(run: Path, cohort_store: Path)
 def test_views_need_the_ctc_head(run: Path) -> None:
     with pytest.raises(UserError, match="only with --head ctc; got 2 and both"):
         evaluate(run, views=2, head="both")
+
+
+def test_kept_frames_do_not_stay_on_the_device(run: Path, cohort_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Model.forward
+
+    def on_device(self: Model, *arguments: Any) -> Outputs:
+        outputs = forward(self, *arguments)
+        return replace(outputs, frames=outputs.frames.as_subclass(DeviceTensor))
+
+    monkeypatch.setattr(Model, "forward", on_device)
+    for result in decoded(run, cohort_store, 4, keep_frames=True):
+        assert type(result.frames) is torch.Tensor
+        assert result.log_probs is not None and len(result.frames) == len(result.log_probs)
+        assert result.frames.untyped_storage().nbytes() == result.frames.nbytes  # not a view of the batch

@@ -34,6 +34,7 @@ from arcuate.training.environment import Distributed, init_distributed, own_devi
 from arcuate.training.guard import Guard, Verdict
 from arcuate.training.loop import _Loop
 from arcuate.training.loop import train as train_loop
+from arcuate.training.start import Start, start_run
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import DeviceMetrics, compute_gradients, encode_for_training, make_encode, read_metrics
 from support.devices import FakeCuda
@@ -388,3 +389,68 @@ def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, cohort
     monkeypatch.setattr("arcuate.experiments.train.train_loop", fail)
     with pytest.raises(UserError, match=r"Tried to allocate 20.00 GiB.*train.accumulate"):
         train("tiny", cohort_store, tmp_path / "run", overrides=["data.workers=0"])
+
+
+def test_a_device_too_full_for_the_model_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    def fail(device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr("arcuate.experiments.train.build_model", lambda *arguments: SimpleNamespace(to=fail))
+    with pytest.raises(UserError, match=r"Tried to allocate 20.00 MiB.*end other programs"):
+        train("tiny", cohort_store, tmp_path / "run", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("backends", "fails", "expected"),
+    [
+        ("cpu:gloo,cuda:nccl", True, []),
+        ("cpu:gloo,cuda:nccl", False, ["destroyed"]),
+        ("cpu:gloo,cuda:gloo", True, ["destroyed"]),
+    ],
+)
+def test_a_failed_process_does_not_wait_for_collectives_of_the_others(
+    backends: str, fails: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    """NCCL finishes collectives before it destroys a group; after an error nothing may call it in this process."""
+    calls: list[str] = []
+
+    def announce(*arguments: Any) -> None:
+        if fails:
+            raise UserError("bad sector")
+
+    monkeypatch.setattr("arcuate.experiments.train._announce", announce)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
+    with pytest.raises(UserError, match="bad sector") if fails else nullcontext():
+        train("tiny", cohort_store, tmp_path / "run", dry_run=True)
+    assert calls == expected
+
+
+@pytest.mark.parametrize("other", [-1, 2, 4])
+def test_all_processes_resume_the_same_checkpoint(other: int, cohort_store: Path, tmp_path: Path) -> None:
+    """A machine that sees an older state of a shared folder, or none, would silently train on with other weights."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Beside(Distributed):
+        """A process beside one that found the checkpoint of step `other`."""
+
+        def any(self, flag: bool) -> bool:
+            return flag
+
+        def max(self, value: float) -> float:
+            return max(value, -other if value < 0 else other)
+
+    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
+    environment = {"data": {"hashes": "x"}}
+    start_run(state, Start(resume=True), environment, Distributed())
+    state.step = state.position = 4
+    state.save()
+    if other == 4:
+        start_run(state, Start(resume=True), environment, Beside(1, 2))
+        return
+    found = "no checkpoint" if other < 0 else "step 2"
+    with pytest.raises(UserError, match=rf"different checkpoints .*one {found}, another step 4"):
+        start_run(state, Start(resume=True), environment, Beside(1, 2))

@@ -161,3 +161,12 @@ def test_bf16_falls_back_to_fp16_then_to_fp32(monkeypatch: pytest.MonkeyPatch) -
     assert choice.kind == "fp32"
     assert "no fp16 kernel" in (choice.note or "")
     assert choose_precision(bf16, cuda, previous="fp16").kind == "fp16"  # a resumed run keeps it
+
+
+def test_a_device_that_is_full_for_a_moment_does_not_decide_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(kind: str, device: torch.device) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(environment, "_probe", probe)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_precision(Precision(kind="fp16"), torch.device("cuda"))

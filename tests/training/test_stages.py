@@ -14,7 +14,7 @@ from arcuate.experiments.train import train as train_recipe
 from arcuate.files import read_jsonl
 from arcuate.training import loop
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.checkpoint import checkpoint_stage
+from arcuate.training.checkpoint import checkpoint_stage, load_checkpoint
 from arcuate.training.guard import KEEP, Guard
 from arcuate.training.loop import train
 from arcuate.training.modes import Modes
@@ -146,3 +146,22 @@ def test_evaluation_uses_the_losses_of_the_checkpoints_stage(cohort_store: Path,
         loss = next(row["loss"] for row in validated if row["step"] == step and row["split"] == "val")
         scored = arcuate.evaluate(result, split="val", checkpoint=name)
         assert scored.metrics.loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_components_that_a_stage_freezes_keep_no_gradient(cohort_store: Path, tmp_path: Path) -> None:
+    """Gradients of the stage before would count in the norm and in clipping, and not after a resume."""
+    store = Store.open(cohort_store)
+    stages = "stages=[{name: all, steps: 2, losses: {ctc: 1}}, {name: head, steps: 2, losses: {ctc: 1}, train: [ctc]}]"
+    recipe = make_recipe(*SMALL, "train.keep_checkpoints=9", "train.clip_norm=1", stages)
+    whole = make_state(store, recipe, tmp_path / "whole")
+    run(whole, store)
+    trained = {n for n, p in whole.model.named_parameters() if p.grad is not None}
+    assert trained == {n for n, _ in whole.model.named_parameters() if n.startswith("head.")}
+    resumed = make_state(store, recipe, tmp_path / "resumed")
+    resumed.restore(load_checkpoint(whole.run.checkpoints / "step-00000002"))
+    batches = planned_batches(store, recipe)
+    train(resumed, (batches[p] for p in range(2, 1000)), None, CPU, Callback(), Stop())
+    norms = [[r["grad_norm"] for r in read_jsonl(s.run.metrics_file) if r["step"] > 2] for s in (whole, resumed)]
+    assert norms[0] == norms[1] and len(norms[0]) == 2
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name

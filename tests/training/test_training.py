@@ -226,3 +226,51 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
     assert incidents[0]["lr_scale"] == 0.8
     assert len(drawn) < 30
     assert all(bool(p.isfinite().all()) for p in state.model.parameters())
+
+
+def test_momentum_of_parameters_whose_first_gradients_come_at_different_steps(
+    cohort_store: Path, tmp_path: Path
+) -> None:
+    """Session layers get theirs when a batch has a trial of the session; the fused kernel of torch then fails."""
+    recipe = make_recipe("optimizer={kind: sgd, momentum: 0.9, weight_decay: {biases: 0, session_layers: 0}}")
+    state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
+    (group,) = (g for g in state.optimizer.param_groups if g["name"] == "session")
+    early, late = group["params"][:2]
+    for parameters in ([early], [early, late]):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        state.optimizer.step()
+    for parameter, momentum in ((early, 1.9), (late, 1.0)):
+        found = state.optimizer.state[parameter]["momentum_buffer"]
+        torch.testing.assert_close(found, torch.full_like(found, momentum))
+
+
+AVERAGED = ["ema={decay: 0.999, warmup: false}", "data.workers=0", "encoder.width=16"]
+
+
+def test_averages_start_from_the_weights_that_training_starts_from(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the parent (--from), and the mode head as it is initialised from the data, instead of random ones."""
+    parent = make_state(Store.open(cohort_store), make_recipe("mode.enabled=true", *AVERAGED), tmp_path / "parent")
+    with torch.no_grad():
+        for parameter in parent.model.parameters():
+            parameter.add_(1.0)
+        parent.averages = WeightAverages(parent.model, parent.recipe.ema, parent.recipe.swa)
+    parent.save()
+    states: list[TrainingState] = []
+
+    def loop(state: TrainingState, *arguments: Any) -> None:
+        states.append(state)
+        raise UserError("started")
+
+    monkeypatch.setattr("arcuate.experiments.train.train_loop", loop)
+    with pytest.raises(UserError, match="started"):
+        train(parent.recipe, cohort_store, tmp_path / "run", parent=f"{parent.run.path}@last")  # type: ignore[arg-type]
+    weights, averages = dict(states[0].model.named_parameters()), states[0].averages.tensors()
+    for name, weight in weights.items():
+        assert torch.equal(averages[f"ema.{name}"], weight), name
+    assert torch.equal(weights["head.bias"], dict(parent.model.named_parameters())["head.bias"])
+    assert not torch.equal(
+        weights["mode.classifier.weight"], dict(parent.model.named_parameters())["mode.classifier.weight"]
+    )

@@ -105,6 +105,7 @@ def decode_trials(
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
+            kept = outputs.frames.cpu() if keep_frames else None  # those of all trials may not fit on a GPU
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], log_probs[row, : n_frames[row]]
                 tokens = tuple(search(logp))
@@ -119,7 +120,7 @@ def decode_trials(
                     logp.copy() if keep_log_probs else None,
                     {head: float(values[row]) for head, values in by_head.items()},
                     score(trial.tokens, greedy(logp)) if search is not greedy and trial.tokens is not None else None,
-                    outputs.frames[row, : len(logp)].clone() if keep_frames else None,
+                    None if kept is None else kept[row, : len(logp)].clone(),
                     tuple(modes[row]) if modes is not None else None,
                 )
             if progress:

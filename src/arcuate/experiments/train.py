@@ -160,12 +160,13 @@ def train(
     runtime = _same_threads(recipe, previous)
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
     machine = replace(machine, device=own_device(machine.device))
-    precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
     decode_words = open_word_search(recipe, selection.validation, store.classes)
-    model = build_model(recipe, store, selection).to(machine.device)
-    distributed = init_distributed(machine.device)
+    failed = True
     try:
+        precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
+        model = build_model(recipe, store, selection).to(machine.device)
+        distributed = init_distributed(machine.device)
         if distributed.size > 1 and recipe.runtime.compile:
             raise UserError(
                 "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
@@ -178,15 +179,19 @@ def train(
         if distributed.is_main:
             _announce(setup, official, previous)
         if dry_run:
-            return setup.result(dry_run=True, steps=recipe.train.steps)
-        return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+            result = setup.result(dry_run=True, steps=recipe.train.steps)
+        else:
+            result = _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+        failed = False
+        return result
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"{machine.device} has too little memory for this batch ({str(error).splitlines()[0]}); divide the batch"
-            " size (data.batching) and multiply train.accumulate by the same number, or choose a smaller model"
+            f"{machine.device} has too little memory for this model and batch ({str(error).splitlines()[0]}); divide"
+            " the batch size (data.batching) and multiply train.accumulate by the same number, choose a smaller model,"
+            " or end other programs that use the device"
         ) from None
     finally:
-        shut_down_distributed()
+        shut_down_distributed(failed)
 
 
 def build_model(recipe: TrainingConfig, store: Store, selection: Selection) -> Model:
@@ -421,6 +426,8 @@ def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | Non
         return
     report = progress if setup.distributed.is_main else None
     training.modes = infer_modes(training.model, setup.store, setup.selection.train, report)
+    if training.position == 0:
+        training.averages.start(training.model)  # the mode head was initialised
     setup.store.close()  # loader processes must not inherit open files
     if setup.distributed.is_main:
         write_modes(file, training.modes)

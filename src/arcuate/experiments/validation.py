@@ -51,7 +51,7 @@ class ValidationWords:
             from arcuate.decoding.joint import HeadOutputs, word_search
 
             joint = word_search(self.search, self.lexicon, transducer, "both")
-            found = joint.search(HeadOutputs(log_probs, result.frames.cpu()), 1)
+            found = joint.search(HeadOutputs(log_probs, result.frames), 1)
         return (found[0].text or "") if found else ""
 
 

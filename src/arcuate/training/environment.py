@@ -106,6 +106,8 @@ def _problem(kind: str, device: torch.device, tolerate_slow: bool) -> str | None
         return f"torch only emulates bf16 on {device}, which is slow"
     try:
         relative_time = _probe(kind, device)
+    except torch.OutOfMemoryError:  # says nothing about the precision: another program may have filled the device
+        raise
     except RuntimeError as error:
         return f"{kind} does not run on {device} ({str(error).splitlines()[0]})"
     # On an accelerator the small probe shows that mixed precision runs, not how fast it is.
@@ -240,6 +242,13 @@ def init_distributed(device: torch.device) -> Distributed:
     return Distributed(dist.get_rank(), size)
 
 
-def shut_down_distributed() -> None:
-    if dist.is_available() and dist.is_initialized():
+def shut_down_distributed(failed: bool) -> None:
+    """Leave the process group; after a failure with NCCL, leave that to the end of the process, which aborts it.
+
+    Destroying the group would wait for collectives that the other processes take part in and this one does not, so that
+    neither the error nor the end of this process would reach torchrun.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    if not failed or "nccl" not in dist.get_backend_config():
         dist.destroy_process_group()

@@ -49,6 +49,9 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
     ]
     fused = settings.fused and next(model.parameters()).device.type in ("cpu", "cuda")
     if settings.kind == "sgd":
+        # The fused kernel fails if parameters get their first gradients, and thus momentum, at different steps, as
+        # session layers do.
+        fused = fused and settings.momentum == 0
         return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
     kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
     return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
@@ -155,6 +158,13 @@ class WeightAverages:
         self._mean = [torch.zeros_like(p) for p in model.parameters()] if swa.start is not None else []
         self._n_ema = 0
         self._n_mean = 0
+
+    @torch.no_grad()
+    def start(self, model: nn.Module) -> None:
+        """Start from the present weights; call it if they are replaced before the first update."""
+        if self._ema:
+            torch._foreach_copy_(self._ema, [p.detach() for p in model.parameters()])
+        self._n_ema, self._n_mean = 0, 0
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:

@@ -47,9 +47,23 @@ def start_run(state: TrainingState, start: Start, environment: dict[str, Any], d
             resumed = resume(state, environment, distributed)
         elif start.parent is not None:
             start_from(state, start.parent, start.keep_optimizer)
+    if start.resume:
+        _check_same_step(state.run, resumed, distributed)
     with distributed.raise_together():
         if distributed.is_main:
             _prepare_run(state, resumed, start, environment)
+
+
+def _check_same_step(run: Run, resumed: Checkpoint | None, distributed: Distributed) -> None:
+    """Require on every process that all of them found the same checkpoint."""
+    step = -1 if resumed is None else resumed.step
+    first, last = -distributed.max(-step), distributed.max(step)
+    if first != last:
+        earlier = "no checkpoint" if first < 0 else f"step {first:.0f}"
+        raise UserError(
+            f"the processes found different checkpoints in {run.path} (one {earlier}, another step {last:.0f}); make"
+            " sure that all machines see the same files there, and resume again"
+        )
 
 
 def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start, environment: dict[str, Any]) -> None:
@@ -186,6 +200,7 @@ def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None
         )
     weights = state.model.state_dict()
     state.model.load_state_dict(weights | {n: t for n, t in loaded.state_dict().items() if n in weights})
+    state.averages.start(state.model)
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
         with explain_mismatch(checkpoint):

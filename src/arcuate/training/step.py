@@ -87,7 +87,7 @@ def compute_gradients(
     n_trials = sum(batch.n_trials for batch in batches)  # over all processes
     n_classes = len(state.model.config.classes)
     sums = torch.zeros(len(_SUMS) + n_classes, device=device)
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)  # also of components that an earlier stage trained
     for batch in batches:
         outputs, losses = _batch_losses(state, encode, batch, device, distributed)
         per_trial = weighted_loss(losses, loss_settings)
