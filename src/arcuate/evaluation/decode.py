@@ -350,7 +350,7 @@ def open_task(
         )
     has_words = exported is not None and exported.has_words
     if exported is not None and not has_words:
-        logger.info(f"{path} has no words; the lexicon and language model are --lexicon {lexicon} and --lm {lm}")
+        logger.info(f"{path} contains no lexicon or language model; decoding with --lexicon {lexicon} and --lm {lm}")
     entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
     entries = entries or open_lexicon(str(lexicon), trials.classes)
     ngram = read_language_model(exported) if exported and has_words and str(lm) == "default" else None
