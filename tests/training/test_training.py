@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from arcuate.data.batching import Batch
 from arcuate.data.store import Store
@@ -207,7 +208,7 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
     """Consecutive steps never fail, so only the share of skipped updates ends the run; no bad update is applied."""
     store = Store.open(cohort_store)
     small = ["train.log_every=2", "train.validate_every=100", "train.checkpoint_every=2", "data.batching.batch_size=4"]
-    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false")
+    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false", "guard.keep_batches=true")
     state = make_state(store, recipe, tmp_path / "run")
     batches = planned_batches(store, recipe)
     drawn: list[int] = []
@@ -221,7 +222,10 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
         parameter.register_hook(lambda gradient: gradient * math.nan if drawn[-1] % 2 else gradient)
     with pytest.raises(UserError, match=r"of the last \d updates skipped, after a lower learning rate and a rewind"):
         run_loop(state, draw(), None, CPU, Callback(), Stop())
-    incidents = [row for row in read_jsonl(state.run.incidents_file) if row["kind"] == "skips"]
+    rows = list(read_jsonl(state.run.incidents_file))
+    skipped = next(row for row in rows if row["kind"] == "non_finite")
+    assert torch.equal(load_file(state.run.path / skipped["batch"])["0.bins"], batches[skipped["position"]].bins)
+    incidents = [row for row in rows if row["kind"] == "skips"]
     assert [row["action"] for row in incidents] == ["reduce_lr", "rewind", "stop"]
     assert incidents[0]["lr_scale"] == 0.8
     assert len(drawn) < 30

@@ -169,6 +169,9 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
     folder = _value_of(words, option)
     if folder is None:
         raise UserError(f"{command} needs {option} FOLDER, which also receives the logs of the job")
+    if not os.path.abspath(folder).isprintable() or "%" in os.path.abspath(folder):
+        # a line break would start a line of the batch script, and Slurm replaces %j, %a … in the names of logs
+        raise UserError(f"{option} {folder!r:.100}: the path contains a control character or %; choose another folder")
     if (url := _value_of(words, "--storage")) is not None and has_password(url):
         raise UserError(
             "--storage contains a password, which the batch script would store in a file; remove it from the URL and"
@@ -186,8 +189,8 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
         return Path(folder) / JOB_FOLDER, (tuple(words),)
     if _value_of(words, "--from") is not None:
         raise UserError("--seeds and --from cannot be launched together; launch every seed with train.seed=K")
-    if not seeds.isdecimal() or not int(seeds):
-        raise UserError(f"--seeds {seeds}: expected a number of seeds")
+    if not re.fullmatch(r"1000|[1-9]\d{0,2}", seeds, re.ASCII):
+        raise UserError(f"--seeds {seeds:.20}: expected a number of seeds, from 1 to 1000")
     return Path(folder) / JOB_FOLDER, tuple((*words, "--only", str(i)) for i in range(int(seeds)))
 
 

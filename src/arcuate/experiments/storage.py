@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
@@ -103,6 +103,8 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
             parsed = parsed.set(drivername="postgresql+psycopg")
             options: dict[str, Any] = {"pool_pre_ping": True}
         else:
+            if parsed.database in (None, "", ":memory:"):
+                raise UserError(f"--storage {shown}: expected sqlite:///FILE, which the workers share")
             options = {"connect_args": {"timeout": 60}}  # seconds to wait for another writer
             if not create and not Path(parsed.database or "").is_file():
                 raise UserError(f"--storage {shown}: no such file")
@@ -124,6 +126,28 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
         raise UserError(f"--storage {shown} cannot be opened: {_reason(error)}") from None
     file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     return _DatabaseStorage(storage, study_name, heartbeat_s, file)
+
+
+@contextmanager
+def explain_unreachable(url: str | None) -> Iterator[None]:
+    """Turn the errors of a database or proxy that stops answering during a sweep into one sentence."""
+    if url is None:
+        yield
+        return
+    from sqlalchemy.exc import SQLAlchemyError
+
+    unreachable: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError)
+    if url.startswith("grpc:"):
+        from grpc import RpcError
+
+        unreachable = (*unreachable, RpcError)
+    try:
+        yield
+    except unreachable as error:
+        raise UserError(
+            f"--storage {without_password(url)} no longer answers: {_reason(error)}; once it does, the same command"
+            " continues the sweep"
+        ) from None
 
 
 def _reason(error: Exception) -> str:

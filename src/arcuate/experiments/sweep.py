@@ -36,7 +36,14 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 
     from arcuate.experiments.journal import explain_damage
-    from arcuate.experiments.storage import INTERRUPTED, JOURNAL_FILE, REASON, StudyStorage, open_storage
+    from arcuate.experiments.storage import (
+        INTERRUPTED,
+        JOURNAL_FILE,
+        REASON,
+        StudyStorage,
+        explain_unreachable,
+        open_storage,
+    )
 except ImportError:
     raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
 
@@ -125,16 +132,17 @@ def sweep(
     plan = SweepPlan(
         str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed, storage, heartbeat_s
     )
-    shared, study = open_study(plan)
-    with shared.lock():
-        _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
-    with handle_signals(stop) as stop:
-        while not stop.requested:
-            with claim_trial(plan, shared, study) as trial:
-                if trial is None:
-                    break
-                run_trial(plan, study, trial, stop)
-    return summarise_study(plan.out, study, stop.signal)
+    with explain_unreachable(storage):
+        shared, study = open_study(plan)
+        with shared.lock():
+            _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
+        with handle_signals(stop) as stop:
+            while not stop.requested:
+                with claim_trial(plan, shared, study) as trial:
+                    if trial is None:
+                        break
+                    run_trial(plan, study, trial, stop)
+        return summarise_study(plan.out, study, stop.signal)
 
 
 # --- The study -------------------------------------------------------------------------------------------
