@@ -256,6 +256,8 @@ def test_exports_do_not_overwrite(small: Store, tmp_path: Path) -> None:
 
 def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
+    with h5py.File(file, "r+") as data:
+        data["acquisition"].create_dataset("x\ntext: other", data=[1])  # stays in its comment
     done = arcuate("prepare", file, "--describe")
     assert "acquisition/bins/data" in done.stdout and "text: text" in done.stdout
     assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file

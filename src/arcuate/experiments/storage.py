@@ -101,7 +101,7 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
         parsed = make_url(url)
         if parsed.get_backend_name() in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-            options: dict[str, Any] = {"pool_pre_ping": True}
+            options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 20}}
         else:
             if parsed.database in (None, "", ":memory:"):
                 raise UserError(f"--storage {shown}: expected sqlite:///FILE, which the workers share")
