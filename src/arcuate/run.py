@@ -192,6 +192,7 @@ def lock_run(run: Run) -> Iterator[None]:
 
 def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) -> None:
     """Check that a folder is new, empty or, with `resume`, a run. `can_resume`: mention --resume in the message."""
+    check_local(path, "--run")
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -205,6 +206,12 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
         f"{path} exists and is not empty; choose another --run"
         + (", or add --resume to continue it" if can_resume else "")
     )
+
+
+def check_local(path: Path, option: str) -> None:
+    """Reject an output folder that every later command would take for a model on the hub."""
+    if is_hub_name(path):
+        raise UserError(f"{option} {path}: names with hf: are models on the hub, which are only read; choose a folder")
 
 
 def unfinished_reason(run: Run) -> str | None:
