@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -138,9 +139,7 @@ def explain_unreachable(url: str | None) -> Iterator[None]:
 
     unreachable: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError)
     if url.startswith("grpc:"):
-        from grpc import RpcError
-
-        unreachable = (*unreachable, RpcError)
+        unreachable = (*unreachable, import_module("grpc").RpcError)
     try:
         yield
     except unreachable as error:
