@@ -70,7 +70,7 @@ def rounded(value: float) -> float:
 
 def tooltips(*entries: tuple[str, str] | tuple[str, str, str]) -> list["alt.Tooltip"]:
     """Tooltip lines, each a field with its type, a title and, for numbers, a format."""
-    return [alt.Tooltip(field, title=title, **({"format": f[0]} if f else {})) for field, title, *f in entries]
+    return [alt.Tooltip(field, title=title, format=f[0] if f else alt.Undefined) for field, title, *f in entries]
 
 
 def colours_by(field: str, names: Mapping[str, str]) -> "alt.Color":

@@ -20,6 +20,7 @@ from arcuate.run import RunLike, open_run
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
 _LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
+_MARGIN = 1.02  # the axis ends after the last step, because zooming clips marks at its end
 MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 
@@ -145,7 +146,7 @@ def line_chart(
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=colours, detail="line:N")
+        .encode(x=_x("step", x_title, (0.0, _MARGIN * max(float(end), 1.0))), color=colours, detail="line:N")
     )
     drawn: list[Chart] = []
     if with_band := any("low" in row for row in rows):

@@ -56,7 +56,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         diagnosis=diagnosis,
         tone=tone,
         error_name=diagnosis.error_name,
-        lead=f"{first[:1].upper()}{first[1:]}.",
+        lead=first,
         advice=_advice(diagnosis),
         sections=[_section(run) for run in runs[:_MAX_RUNS]],
         n_more=max(len(runs) - _MAX_RUNS, 0),
