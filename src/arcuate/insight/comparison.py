@@ -294,13 +294,15 @@ def _make_groups(scores: Sequence[RunScores]) -> tuple[tuple[Group, ...], tuple[
 
 
 def _group_names(members: Sequence[Sequence[Run]]) -> list[str]:
-    """The name of the run; for several, their common folder or the first of them."""
+    """The name of the run; for several, their common folder if it holds no other group, else the first of them."""
+    folders = [{run.path.resolve().parent for run in runs} for runs in members]
     suffixes = ["" if len(runs) == 1 else f" (+{len(runs) - 1})" for runs in members]
     parents = [runs[0].path.resolve().parent.name for runs in members]
     names = []
-    for runs, suffix, parent in zip(members, suffixes, parents, strict=True):
-        same_folder = len({run.path.resolve().parent for run in runs}) == 1
-        names.append(parent if len(runs) > 1 and same_folder else f"{runs[0].name}{suffix}")
+    for i, (runs, suffix, parent) in enumerate(zip(members, suffixes, parents, strict=True)):
+        others = set().union(*folders[:i], *folders[i + 1 :])
+        own_folder = len(folders[i]) == 1 and folders[i].isdisjoint(others)
+        names.append(parent if len(runs) > 1 and own_folder else f"{runs[0].name}{suffix}")
     if len(set(names)) < len(names):
         names = [str(Path(parent) / name) for parent, name in zip(parents, names, strict=True)]
     if len(set(names)) < len(names):

@@ -193,6 +193,8 @@ def scatter_chart(
     axis = alt.Axis(title=x_title, labelOverlap=True, tickCount=6)
     if all(isinstance(v, int) for v in values):
         axis.tickMinStep = 1
+    if wide and min(values) < 1e-3:
+        axis.format = "~e"
     x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
     if numeric:
         x = x.scale(type="log") if wide else x.scale(zero=False)
@@ -256,11 +258,14 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str, rate_name
     margin = 0.06 * (max(bounds) - min(bounds)) or 1.0
     domain = [min(bounds) - margin, max(bounds) + margin]
     names, points = [row.name for row in rows], f"points of {rate_name}"
-    x = (
-        alt.X("estimate:Q")
-        .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title=f"← better   {points}   worse →", format="+~r", tickCount=6, titleAnchor="middle"))
+    axis = alt.Axis(
+        title=f"← better\u2003{points}\u2003worse →",
+        titleAnchor="middle",
+        format="+~r",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not +0
+        tickCount=6,
     )
+    x = alt.X("estimate:Q").scale(domain=domain, nice=False).axis(axis)
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")
     )  # fmt: skip
