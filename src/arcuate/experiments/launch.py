@@ -33,7 +33,7 @@ try:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.helpers import TorchDistributedEnvironment
 except ImportError:
-    raise UserError("Slurm jobs need the package submitit: pip install -e '.[cluster]' -c constraints.txt") from None
+    raise UserError("Slurm jobs need the package submitit: pip install 'arcuate[cluster]'") from None
 
 _FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
 # Exit codes of a command that stopped with a checkpoint.

@@ -13,6 +13,7 @@ from arcuate.config import Overrides, override_list
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
@@ -237,7 +238,7 @@ def _log_summary(summary: SeedsResult) -> None:
     if summary.sd_per is not None:
         low, high = min(summary.best_pers), max(summary.best_pers)
         spread = f" ± {100 * summary.sd_per:.1f} (SD; {percent(low)} to {percent(high)})"
-    split = summary.selected_on
-    logger.info(f"{counted(n_complete, 'seed')}: best {split} PER {percent(summary.mean_per)}{spread}")
+    split, name = summary.selected_on, run_rate_name(summary.complete[0].run)
+    logger.info(f"{counted(n_complete, 'seed')}: best {split} {name} {percent(summary.mean_per)}{spread}")
     if n_complete > 1 and not summary.missing:
         logger.info(f"next: arcuate combine {summary.path}/seed-* --method geometric --split {split}")

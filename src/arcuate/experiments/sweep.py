@@ -21,6 +21,7 @@ from arcuate.data.seeds import derive_seed
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError, without_password
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.search_space import Choices, Dimension, read_space, to_override
 from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
@@ -45,7 +46,7 @@ try:
         open_storage,
     )
 except ImportError:
-    raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
+    raise UserError("sweeps need the package optuna: pip install 'arcuate[sweep]'") from None
 
 _RETRY_OF, _FOLDER, _HOST, _PLAN = "retry_of", "folder", "host", "plan"  # user attributes of trials and of the study
 _ERROR = "error"  # whether the training of a failed trial ended with an error, such as a full disk, and no result
@@ -88,6 +89,11 @@ class SweepResult:
     command: tuple[str, ...] | None  # command that trains the best settings again
     signal: Signals | None = None  # signal that interrupted this worker
     n_trials: int | None = None  # planned
+
+    @property
+    def rate_name(self) -> str:
+        """PER, or CER for runs on characters."""
+        return run_rate_name(*(Run(Path(trial.run)) for trial in self.trials[:1]))
 
     def to_dict(self) -> dict[str, Any]:
         best = {} if self.best is None else self.best.to_dict()
@@ -340,7 +346,7 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
             trial.set_user_attr(REASON, None)
             study.tell(trial, float(outcome.result["best_per"]))
-            logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
+            logger.info(f"{name}: {run_rate_name(run)} {percent(outcome.result['best_per'])}")
         else:
             reason = outcome.failure or unfinished_reason(run) or "no validation"
             trial.set_user_attr(REASON, reason)
