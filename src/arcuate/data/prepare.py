@@ -59,7 +59,7 @@ class PrepareReport:
         return self.rows("missing")
 
     def check_written(self, source: str | Path) -> None:
-        """Raise UserError if nothing could be read, so that there is no store."""
+        """Raise UserError if no store was written because nothing could be read."""
         if self.written:
             return
         files = self.unreadable

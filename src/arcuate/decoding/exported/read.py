@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "arcuate-export", 1
 LANGUAGE_MODEL = "ngram.alm"
 LEXICON_WORDS = "lexicon.words.txt"
-SILENT_FRAME = "silent_frame.f32"  # projected encoder frame of zeros, for the internal language model
+SILENT_FRAME = "silent_frame.f32"  # projected encoder frame of zeros: input of the internal LM
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def for_notebook(*charts: Chart, dark: bool = False) -> Any:
-    """Stack charts vertically, with the theme, their own legends and fixed colours, for use outside a page."""
+    """Stack charts vertically with the theme, their own legends and fixed colours, to be shown outside a page."""
     import altair as alt
 
     specs = []
