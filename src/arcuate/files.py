@@ -144,7 +144,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
 
 
 def old_folder(path: Path) -> Path:
-    """Where `replace_folder` keeps the previous folder while it has no other way."""
+    """Path where `replace_folder` keeps the previous folder on systems without an atomic exchange."""
     return path.with_name(f".{path.name}.old")
 
 
@@ -364,7 +364,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
 
 def save_npz(path: Path, arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
-        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` cannot be told not to
+        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` has no option to prevent it
             raise ValueError(f"{name}: an array of objects cannot be written without pickle")
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
@@ -375,7 +375,7 @@ _MAX_EXPANSION = 100  # bytes per stored byte; recordings and scores have up to 
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file, those of `names` if given; ValueError if it is damaged or holds other than plain arrays.
+    """Arrays of an .npz file (`names`, or all); ValueError if it is damaged or contains anything but plain arrays.
 
     The sizes in the archive and in the headers of the arrays are compared before anything is inflated or allocated.
     """
@@ -398,7 +398,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of an .npy file; ValueError if it is damaged or holds other than numbers or text."""
+    """The array of an .npy file; ValueError if it is damaged or contains anything but numbers or text."""
     with path.open("rb") as stream:
         return _read_npy(stream, path.stat().st_size)
 

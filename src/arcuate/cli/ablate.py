@@ -81,7 +81,7 @@ def _print_result(ablation: "AblationResult") -> None:
         out.print(factor.sentence, markup=False, soft_wrap=True)
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
     if ablation.n_comparisons > 1:
-        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
+        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; the 95 % intervals are not adjusted")
     for run, reason in ablation.failed.items():
         say(f"{run} failed: {reason}")
     if ablation.missing:

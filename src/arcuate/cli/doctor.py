@@ -32,7 +32,7 @@ def doctor(
         Path | None, typer.Option(help="Write the remedy to this file, as a recipe that extends the run's.")
     ] = None,
     try_it: Annotated[
-        bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")
+        bool, typer.Option("--try", help="Train a new run with the remedy and the same budget, and compare.")
     ] = False,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="With --try: folder of the new run; default: RUN-remedy.")
@@ -48,7 +48,7 @@ def doctor(
     from arcuate.insight.doctor.remedy import check_remedy_file
 
     if out_folder is not None and not try_it:
-        raise UserError("--out names the folder of the run that --try trains: give --try too, or leave --out out")
+        raise UserError("--out names the folder of the run that --try trains: add --try, or omit --out")
     check_remedy_file(fix)
     with progress(f"reading {path}") as report:
         diagnosis = diagnose(

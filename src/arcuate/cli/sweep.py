@@ -44,7 +44,8 @@ def run(
     heartbeat: Annotated[
         int,
         typer.Option(
-            min=1, help="With a database: seconds between heartbeats; a worker that misses four counts as dead."
+            min=1,
+            help="With a database: seconds between heartbeats; a worker that misses four is considered dead.",
         ),
     ] = 30,
     as_json: Json = False,

@@ -378,7 +378,7 @@ def _check_length(first: FrameLogProbs, model: FrameLogProbs, index: int) -> np.
     if len(frames) != len(expected):
         raise UserError(
             f"trial {(first.ids or ())[index]} has {len(expected)} frames in {first.name} and {len(frames)} in"
-            f" {model.name}; models with different patches cannot be averaged by frame, combine their words:"
+            f" {model.name}; models with different patches cannot be averaged by frame; combine their words:"
             " --method mbr"
         )
     return frames

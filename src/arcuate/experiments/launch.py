@@ -164,7 +164,7 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
         expected = ", ".join(_FOLDER_OPTIONS)
         raise UserError(f"cannot launch {command or 'nothing'!r}: expected one of {expected}, as in -- train tiny …")
     if "--dry-run" in words:
-        raise UserError("--dry-run after -- applies to the training; put it before -- to print the batch script")
+        raise UserError("--dry-run after -- applies to the command; put it before -- to print the batch script")
     option = _FOLDER_OPTIONS[command]
     folder = _value_of(words, option)
     if folder is None:
@@ -195,7 +195,7 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
-    """The value of an option on a command line, given as `--run X` or `--run=X`; the last one, as the command takes."""
+    """The value of an option on a command line, given as `--run X` or `--run=X`; the last one if repeated."""
     value = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word == option:

@@ -73,7 +73,7 @@ class SeedsResult:
 
     @property
     def missing(self) -> dict[int, str]:
-        """Seeds that are in no mean or spread, with the reason."""
+        """Seeds excluded from mean and spread, with the reason."""
         reasons = {s.seed: s.error or "interrupted" for s in self.seeds if not s.is_complete}
         planned = range(self.recipe.train.seed, self.recipe.train.seed + self.n_seeds)
         started = {s.seed for s in self.seeds}

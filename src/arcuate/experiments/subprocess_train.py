@@ -99,7 +99,7 @@ def _train_once(
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # closes when this process ends, also when it is killed: `stop_with_parent`
+            stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed: `stop_with_parent`
             stdout=subprocess.PIPE,
             stderr=stream,
             env={**os.environ, PARENT_PIPE: "1"},
@@ -142,7 +142,7 @@ def _follow(
     on_metrics: Callable[[list[dict[str, Any]]], None],
     should_stop: Callable[[], bool],
 ) -> None:
-    """Pass on metrics until the training ends or has to be stopped."""
+    """Pass on metrics until training ends or has to be stopped."""
     size = 0
     while True:
         ended = process.poll() is not None or stop.requested

@@ -67,7 +67,7 @@ class SweepTrial:
     host: str | None = None  # machine that trains it
 
     def check(self) -> None:
-        """Raise ValueError if a value has another type, as in a study that was not written by a sweep."""
+        """Raise ValueError if a value has the wrong type, as in a study that was not written by a sweep."""
         texts, numbers = (self.reason, self.host), (self.per, self.seconds, self.step)
         if not all(isinstance(value, str | None) for value in texts):
             raise ValueError(f"reason or host of trial {self.number} is not text")
@@ -369,8 +369,8 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     """Trials of a sweep during or after it, from any machine with access to its folder or its database.
 
-    Read-only. If `storage` is given, only the name of `out` is used; if it is None, the database, if any, is that in
-    sweep.json in the folder.
+    Read-only. If `storage` is given, only the name of `out` is used; otherwise the storage is the one recorded in
+    sweep.json.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():

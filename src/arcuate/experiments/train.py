@@ -1,7 +1,7 @@
 """`train`: wire store, model, optimizer, validation and callbacks into one run.
 
-`arcuate train` and `arcuate.train` are this function. It prints nothing: messages go to the logger, and what a
-terminal shows is a callback. It works in any thread of a notebook and under torchrun.
+`arcuate train` and `arcuate.train` are this function. It prints nothing: messages go to the logger, and terminal output
+is a callback. It works in any thread of a notebook and under torchrun.
 """
 
 import os
@@ -75,7 +75,7 @@ from arcuate.training.tracking import check_trackers, make_trackers
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Outcome of one training. It is accepted wherever a run folder is: `arcuate.evaluate(result)`."""
+    """Outcome of one training run. It is accepted wherever a run folder is: `arcuate.evaluate(result)`."""
 
     run: Run
     recipe: Recipe
@@ -133,8 +133,8 @@ def train(
     """Train a recipe on a prepared store and write the run folder `run`.
 
     `recipe` is a packaged recipe by name, a YAML file or run folder by path, or a `Recipe`. `overrides` is a mapping
-    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, on a CPU bit for
-    bit. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
+    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, bit for bit on a
+    CPU. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
     optimizer state too. `dry_run` checks recipe and data, and writes nothing.
 
     SIGINT, SIGTERM, SIGHUP or `stop.request()`, from a callback or another thread, end training within one step, with
@@ -173,7 +173,7 @@ def train(
                 "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
                 " the session layers that a batch does not use, which a compiled model hides; set runtime.compile=false"
             )
-        for kind in ("fp32", "fp16"):  # the least capable process decides
+        for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
             if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
                 precision = PrecisionChoice(kind, f"training in {kind} because another process does")
         setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
@@ -409,7 +409,7 @@ def _check_threads(setup: _Setup, training: TrainingState) -> RuntimeChoice:
 
 
 def _planned_batches(setup: _Setup) -> PlannedBatches:
-    """The training sequence, or the part of this process in it."""
+    """The training sequence, or this process's part of it."""
     recipe, selection, distributed = setup.recipe, setup.selection, setup.distributed
     return PlannedBatches(
         *(setup.store, selection.train, setup.plan),

@@ -43,7 +43,7 @@ _POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-# Of a page stored with runs, which may come from elsewhere: its scripts run apart from the board and load nothing.
+# Policy of pages stored with runs, which may come from elsewhere: scripts are isolated from the board and load nothing.
 _STORED_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -410,7 +410,7 @@ def _find_source(weights_from: str, run: Run, by_path: Mapping[Path, RunEntry]) 
 
 
 def entry_changes(before: RunEntry, after: RunEntry) -> tuple[Change, ...]:
-    """Changed settings between two runs that can affect a result; a precision that fell back to the same is none."""
+    """Changed settings that can affect a result; precisions that fell back to the same one do not count."""
     if before.recipe is None or after.recipe is None:
         return ()
     used = before.environment.get("precision"), after.environment.get("precision")

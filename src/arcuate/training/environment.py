@@ -157,7 +157,7 @@ class Distributed:
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the values up over all processes, in place; every process gets the same result."""
+        """Sum the values over all processes, in place; every process gets the same result."""
         if self.size > 1:
             dist.all_reduce(values)
         return values

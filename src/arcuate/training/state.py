@@ -98,11 +98,11 @@ class TrainingState:
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scaler of fp16; it does nothing in other precisions, also before mixed precision starts."""
+        """The loss scaler of fp16; disabled in other precisions and before mixed precision starts."""
         return self._fp16_scaler if self.precision == "fp16" else self._no_scaler
 
     def set_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Use another loss scaler in fp16."""
+        """Replace the loss scaler of fp16."""
         self._fp16_scaler = scaler
 
     @property
@@ -150,7 +150,7 @@ class TrainingState:
         if ratio is not None and math.isfinite(ratio):
             self.interval.update_ratio = ratio
             self.guard.record_update_ratio(ratio)
-            if self.guard.reach_is_short:  # of a complete run; computed only then, because it reads all weights
+            if self.guard.total_change_is_small:  # computed only then, because it reads all weights
                 gradient = typical_gradient(self.optimizer)
                 self.guard.eps_limits = gradient is not None and 0 < gradient < (self.eps or self.recipe.optimizer.eps)
 

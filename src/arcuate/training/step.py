@@ -286,7 +286,7 @@ def compile_blocks(model: Model, backend: str = "inductor") -> None:
     """Compile the repeated blocks of the encoder in place (regional compilation, as PyTorch recommends it).
 
     The rest stays as it is: the front end depends on which sessions and lengths a batch has, so it would be compiled
-    again for every batch, until torch gives up. A GRU has no such blocks, because cuDNN computes all its layers in one
+    again for every batch, up to torch's limit. A GRU has no such blocks, because cuDNN computes all its layers in one
     call, and neither has the state-space encoder, whose scan has a step per chunk of frames.
     """
     for block in model.encoder.blocks_to_compile():

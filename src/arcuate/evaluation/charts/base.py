@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def for_notebook(*charts: Chart, dark: bool = False) -> Any:
-    """Charts below one another with the theme, their own legends and fixed colours, to show outside a page."""
+    """Stack charts vertically with the theme, their own legends and fixed colours, to be shown outside a page."""
     specs = []
     for i, chart in enumerate(charts):
         spec = chart.to_dict(validate=False)

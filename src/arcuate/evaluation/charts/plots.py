@@ -278,7 +278,11 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str, rate_name
             x=x, fill=alt.condition("datum.fill", scale, alt.value(colour("paper"))), tooltip=tooltip
         ),
     ]
-    for side, first, last in (("left", 0.0, 0.25), ("center", 0.25, 0.75), ("right", 0.75, 1.01)):  # stay inside
+    for side, first, last in (
+        ("left", 0.0, 0.25),
+        ("center", 0.25, 0.75),
+        ("right", 0.75, 1.01),
+    ):  # keep labels inside the chart
         placed = [r for r in data if first <= (r["estimate"] - domain[0]) / (domain[1] - domain[0]) < last]
         if placed:
             texts = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
