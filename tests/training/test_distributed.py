@@ -291,6 +291,28 @@ def test_all_processes_judge_the_gradient_norm_of_rank_0(cohort_store: Path, tmp
     assert main.grad_norm > 0 and main.update_ratio == 0.25
 
 
+def test_all_processes_judge_the_updates_of_rank_0(cohort_store: Path, tmp_path: Path) -> None:
+    """Before a checkpoint the size of an update is not read with the metrics, and the eps of Adam never is."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Beside(Distributed):
+        """Rank 1 beside a rank 0 whose value is 0.25."""
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values + 0.25
+
+    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
+    state.distributed = Beside(1, 2)
+    state.unread_update_ratio = torch.tensor(0.75)
+    state.read_update_ratio()
+    assert state.interval.update_ratio == state.guard.update_ratio == 0.25
+    assert state.typical_gradient() is None
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    assert state.typical_gradient() == 0.25
+
+
 class _FrameLoss:
     """A loss that uses the frames alone."""
 
