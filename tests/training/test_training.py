@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +237,17 @@ def test_momentum_of_parameters_whose_first_gradients_come_at_different_steps(
 
     On a GPU torch then updates all parameters with a few kernels, unless it is told not to use the fused one.
     """
+    sgd = import_module("torch.optim.sgd")  # which torch.optim hides
     updates: list[int] = []
-    update_together = torch.optim.sgd._multi_tensor_sgd
+    update_together = sgd._multi_tensor_sgd
 
     def record(parameters: list[torch.Tensor], *arguments: Any, **options: Any) -> None:
         updates.append(len(parameters))
         update_together(parameters, *arguments, **options)
 
     if on_gpu:
-        monkeypatch.setattr(torch.optim.sgd, "_default_to_fused_or_foreach", lambda *args, **options: (False, True))
-        monkeypatch.setattr(torch.optim.sgd, "_multi_tensor_sgd", record)
+        monkeypatch.setattr(sgd, "_default_to_fused_or_foreach", lambda *args, **options: (False, True))
+        monkeypatch.setattr(sgd, "_multi_tensor_sgd", record)
     recipe = make_recipe("optimizer={kind: sgd, momentum: 0.9, weight_decay: {biases: 0, session_layers: 0}}")
     state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
     (group,) = (g for g in state.optimizer.param_groups if g["name"] == "session")
