@@ -61,6 +61,11 @@ class SlurmSettings:
     max_requeues: int = 100
     parallel: int = 256  # tasks of an array that run at the same time
 
+    @property
+    def n_processes(self) -> int:
+        """Number of processes of one task."""
+        return self.nodes * (self.gpus or self.processes)
+
     def check(self) -> None:
         seconds = _seconds(self.time)
         if seconds is None:
@@ -137,6 +142,13 @@ def launch(
     settings = settings or SlurmSettings()
     settings.check()
     folder, tasks = plan_tasks(arguments, n_workers)
+    command = "train --seeds" if _value_of(arguments, "--seeds") is not None else arguments[0]
+    if command != "train" and settings.n_processes > 1:
+        raise UserError(
+            f"{command} starts trainings of one process each, but these options start {settings.n_processes} processes"
+            " per job; use --nodes 1 with --gpus 1 or --processes 1, and --workers N for N jobs of a sweep or an"
+            " ablation"
+        )
     if not dry_run and shutil.which("sbatch") is None:
         raise UserError("sbatch was not found; run this on a node of the Slurm cluster, or add --dry-run")
     executor = _make_executor(folder, settings, len(tasks))

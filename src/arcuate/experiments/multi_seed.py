@@ -1,7 +1,6 @@
 """One recipe trained with several seeds: a scored run folder per seed, and the spread of the error rates."""
 
 import gc
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.subprocess_train import check_one_process
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
@@ -191,11 +191,7 @@ def _seed_folder(folder: Path, seed: int) -> Path:
 
 def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_run: bool) -> None:
     """Check before the first seed is trained for anything that would stop a later one."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(
-            "--seeds trains one run after another in one process; start it without torchrun, or train every seed"
-            " separately with train.seed=K --run RUN/seed-K"
-        )
+    check_one_process("train --seeds")
     if dry_run:
         return
     if Run(folder).recipe_file.exists():

@@ -24,7 +24,13 @@ from arcuate.errors import UserError, without_password
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.search_space import Choices, Dimension, read_space, to_override
-from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
+from arcuate.experiments.subprocess_train import (
+    check_new_folder,
+    check_one_process,
+    open_folder,
+    train_arguments,
+    train_in_subprocess,
+)
 from arcuate.files import fields_to_dict, read_json, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
@@ -133,6 +139,7 @@ def sweep(
     `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
     of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
     """
+    check_one_process("sweep")
     listed = override_list(overrides)
     dimensions = read_space(space, recipe, listed)
     plan = SweepPlan(
