@@ -1,6 +1,5 @@
 """The run folder: the only interface between training and the programs that read its results."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
-from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.files import exclusive_lock, read_json, read_jsonl, similar_folder, write_json, write_text
 from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
@@ -105,7 +104,7 @@ def open_run(run: RunLike) -> Run:
     if path.suffix == ".arcx" and path.is_file():
         raise UserError(f"{path} is an exported model, and this needs a run folder; name the run that was exported")
     if not path.is_dir():
-        near = _similar_run(path)
+        near = similar_folder(path, "recipe.yaml")
         remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
         raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
@@ -113,16 +112,6 @@ def open_run(run: RunLike) -> Run:
         seeds = f"; it contains runs of several seeds, give one of them, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
-
-
-def _similar_run(path: Path) -> Path | None:
-    """The run beside a missing one whose name is most similar, if any is."""
-    try:
-        names = [p.name for p in path.parent.iterdir() if (p / "recipe.yaml").is_file() and not p.name.startswith(".")]
-    except OSError:
-        return None
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return path.parent / near[0] if near else None
 
 
 def has_checkpoint(run: RunLike, which: str = "best") -> bool:

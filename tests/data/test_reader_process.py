@@ -47,7 +47,7 @@ def _flood() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is planted in a forked child")
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(_loop, "more than 0.5 s of computing time"), (_crash, "crashed (SIGSEGV)"), (_flood, "Unable to allocate")],
+    [(_loop, "more than 0.5 s of CPU time"), (_crash, "crashed (SIGSEGV)"), (_flood, "Unable to allocate")],
 )
 def test_a_fault_in_a_library_is_one_unreadable_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault, words: str

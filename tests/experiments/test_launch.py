@@ -88,6 +88,18 @@ def test_impossible_settings_are_refused(settings: SlurmSettings, problem: str, 
         launch([*TRAIN[:-1], str(tmp_path / "run")], settings, dry_run=True)
 
 
+@pytest.mark.parametrize("options", [{"gpus": 4}, {"processes": 2}, {"nodes": 2, "gpus": 1}])
+@pytest.mark.parametrize("words", [["sweep", "tiny", "x", "--out"], ["ablate", "tiny", "a:b=c", "--out"], None])
+def test_trainings_of_different_processes_never_join(
+    words: list[str] | None, options: dict[str, int], tmp_path: Path
+) -> None:
+    """Every process of a job gets a rank, and the trainings that a sweep starts would form one group."""
+    arguments = [*(words or [*TRAIN[:-1]]), str(tmp_path / "out"), *([] if words else ["--seeds", "2"])]
+    with pytest.raises(UserError, match=r"one process each, but .* start \d processes per job"):
+        launch(arguments, SlurmSettings(**options), dry_run=True)
+    assert launch(arguments, SlurmSettings(gpus=1), dry_run=True).tasks
+
+
 def test_the_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--time", "1-00:00:00", "--gpus", "8", "--nodes", "2", "--mem", "64G", "--partition", "gpu"]

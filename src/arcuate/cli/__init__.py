@@ -29,14 +29,14 @@ from arcuate.files import TOO_MANY_FILES
 
 __all__ = ["app", "main"]
 
-_MODULES = {"import": "import_", "load": "push"}  # of other names than their command
+_MODULES = {"import": "import_", "load": "push"}  # modules that are not named after their command
 
 for _command in COMMANDS:  # each module registers its commands with `app`
     import_module(f"arcuate.cli.{_MODULES.get(_command, _command.replace('-', '_'))}")
 
 
 def main() -> NoReturn:
-    """Run the command line. User errors are one sentence and exit code 2, without a traceback."""
+    """Run the command line. A user error prints one sentence and exits with code 2, without a traceback."""
     _replace_closed_streams()
     _end_on_signals()
     show_log_messages()

@@ -135,8 +135,8 @@ def _attribute_text(group: h5py.Group) -> str:
 def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[NwbMapping | None, list[str]]:
     """A mapping of an NWB file: the time series in bins, else units, and likely columns.
 
-    Of the time series, those named like threshold crossings or power are joined if they have the same number of bins as
-    the widest of them; without such names it is the widest.
+    Time series named like threshold crossings or power are joined if they have the same number of bins as the widest of
+    them. If there are no such names, the widest time series is used.
     """
     notes: list[str] = []
     shapes = {entry.path: entry.shape for entry in entries}

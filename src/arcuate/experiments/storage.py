@@ -88,7 +88,7 @@ def _connect_proxy(url: str) -> Any:
             proxy = GrpcStorageProxy(host=host, port=port)
         proxy.wait_server_ready(timeout=10)
     except ImportError:
-        raise UserError("grpc:// needs the package grpcio: pip install -e '.[database]' -c constraints.txt") from None
+        raise UserError("grpc:// needs the package grpcio: pip install 'arcuate[database]'") from None
     except ConnectionError:
         raise UserError(f"no Optuna gRPC proxy found at {host}:{port}; start it there or check the address") from None
     return proxy
@@ -118,9 +118,7 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
                 skip_table_creation=not create,
             )
     except ImportError:
-        raise UserError(
-            "databases need the package psycopg: pip install -e '.[sweep,database]' -c constraints.txt"
-        ) from None
+        raise UserError("databases need the package psycopg: pip install 'arcuate[sweep,database]'") from None
     except (exc.ArgumentError, ValueError):
         raise UserError(f"--storage {shown}: expected {_FORMS}") from None
     except (exc.SQLAlchemyError, OptunaError) as error:

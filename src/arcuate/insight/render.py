@@ -90,6 +90,11 @@ class Figure:
     def height(self) -> int:
         return int(self.spec["height"]) + 50
 
+    @property
+    def static_min_width(self) -> int:
+        """Width below which the static drawing scrolls sideways, because its text would be too small."""
+        return max(self.min_width, 3 * self.static_width // 4)
+
 
 def make_figure(
     chart: Chart,
@@ -255,6 +260,7 @@ def environment() -> "Environment":
         finalize=_finalize,
     )
     made.filters |= {"percent": percent, "count": count, "static_svg": _static_markup, "data": _embedded_json}
+    made.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
     return made
 
 

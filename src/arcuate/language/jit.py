@@ -1,4 +1,4 @@
-"""Numba's `njit` for all compiled functions: a cache that can always be written, and a notice while compiling.
+"""Numba's `njit` for all compiled functions: a cache folder that is always writable, and a notice while compiling.
 
 Numba keeps compiled functions beside their modules, or else in the user's cache folder. In a container both may be
 read-only, and every `njit(cache=True)` then fails with "no locator available". In that case they go to a temporary

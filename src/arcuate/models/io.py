@@ -169,7 +169,7 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                         f"{path}: {name} is {dtype} {found}, but {CONFIG_FILE} implies floats {shape}; import or"
                         " train the model again"
                     )
-            # copies: tensors in a mapped file begin at any multiple of 4 bytes, and BLAS rounds by alignment
+            # Copies: tensors in a mapped file start at any multiple of 4 bytes, and BLAS rounding depends on alignment.
             weights = {name: file.get_tensor(stored[name]).to(torch.float32, copy=True) for name in shapes}
     except (SafetensorError, OSError, RuntimeError) as error:  # torch raises RuntimeError when it cannot map a file
         check_resources(error, path)

@@ -1,7 +1,7 @@
-"""Reading of source files in a watched child process.
+"""Reading of source files in a monitored child process.
 
 A damaged HDF5 file can make its library loop forever, and a damaged MATLAB file can crash scipy's compiled reader.
-Files are therefore read in a child process with a limit on computing time and memory; a file that hangs or crashes the
+Files are therefore read in a child process with limits on CPU time and memory; a file that hangs or crashes the
 child is reported like any other unreadable file, and the next file is read by a new child. The child reads ahead while
 its parent checks and writes, so that the overhead is small.
 """
@@ -25,7 +25,7 @@ MAX_CPU_SECONDS = 15.0  # for one trial; a real one takes milliseconds
 _BYTES_PER_SECOND = 2**23  # more time for large files, '24 files are loaded as a whole
 _MAX_WALL_SECONDS = 900.0  # for one file, in case the file system does not respond
 _MAX_BYTES = 2**31
-_BYTES_PER_BYTE = 20  # memory per stored byte: compressed integers become float64
+_MEMORY_FACTOR = 20  # bytes of memory per byte of the file: compressed integers become float64
 
 Command = Literal["summarise", "read"]
 T = TypeVar("T")
@@ -36,10 +36,10 @@ START_METHOD: Literal["fork", "spawn"] = "fork" if sys.platform.startswith("linu
 
 @dataclass(frozen=True)
 class _End:
-    """The last answer to a request; with why a file cannot be read, or a `UserError` that ends the command."""
+    """Last message of a response: `reason` says why a file cannot be read, or is the text of a `UserError`."""
 
     reason: str | None = None
-    ends_command: bool = False
+    ends_command: bool = False  # `reason` is a UserError
 
 
 class ReaderProcess:
@@ -139,9 +139,9 @@ def _describe_exit(exit_code: int | None) -> str:
         raise RuntimeError(f"the reader process ended with exit code {exit_code}")
     name = signal.Signals(-exit_code).name
     if name == "SIGPROF":
-        return f"reading took more than {MAX_CPU_SECONDS:g} s of computing time, so the file is damaged; copy it again"
+        return f"reading took more than {MAX_CPU_SECONDS:g} s of CPU time, so the file is damaged; copy it again"
     if name in ("SIGKILL", "SIGTERM"):
-        return "reading did not end, or memory ran out; copy the file again"
+        return "reading did not finish, or memory ran out; copy the file again"
     return f"reading it crashed ({name}), so the file is damaged; copy it again"
 
 
@@ -176,7 +176,7 @@ def _serve(connection: Connection, of_parent: Connection | None, source: Source,
     """Answer requests until the parent closes its end of the connection."""
     _ignore_signals_of_the_parent()
     if of_parent is not None:
-        of_parent.close()  # inherited by the fork; while it is open here, the end of the parent is not noticed
+        of_parent.close()  # inherited by the fork; while it is open here, an exit of the parent is not detected
     try:
         while True:
             command, file = connection.recv()
@@ -205,13 +205,13 @@ def _answer(command: Command, file: SourceFile, source: Source, features: str) -
 
 
 def _limit_time(seconds: float | None) -> None:
-    """End the process by SIGPROF after this much computing time; a loop inside a library cannot be interrupted."""
+    """End the process by SIGPROF after this much CPU time; a loop inside a library cannot be interrupted."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)
 
 
 def _limit_memory(path: Path) -> None:
-    """Let larger allocations fail, where the system counts them."""
+    """Limit the address space, so that excessive allocations raise an error; only on systems with /proc."""
     try:
         import resource
 
@@ -219,6 +219,6 @@ def _limit_memory(path: Path) -> None:
     except (ImportError, OSError, ValueError):
         return
     size = path.stat().st_size if path.is_file() else 0
-    limit = pages * resource.getpagesize() + _MAX_BYTES + _BYTES_PER_BYTE * size
+    limit = pages * resource.getpagesize() + _MAX_BYTES + _MEMORY_FACTOR * size
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
