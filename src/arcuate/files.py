@@ -5,6 +5,7 @@ renamed, so that the destination is never incomplete, even if the process is kil
 """
 
 import ctypes
+import difflib
 import errno
 import json
 import math
@@ -511,6 +512,16 @@ def check_resources(error: BaseException, path: Path) -> None:
 def describe_error(error: Exception) -> str:
     """One line on why a file cannot be read: the system's message or the parser's."""
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
+def similar_folder(path: Path, file: str) -> Path | None:
+    """The folder beside a missing one that has `file` and the most similar name, if any is similar."""
+    try:
+        names = [p.name for p in path.parent.iterdir() if (p / file).is_file() and not p.name.startswith(".")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / near[0] if near else None
 
 
 def find_package_file(package: str, name: str) -> Path | None:

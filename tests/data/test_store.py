@@ -170,6 +170,11 @@ def test_an_empty_folder_can_be_filled(source: Path, tmp_path: Path) -> None:
     assert Store.open(tmp_path / "empty").trials
 
 
+def test_a_misspelt_store_gets_the_nearest_one(store: Store) -> None:
+    with pytest.raises(UserError, match=f"did you mean {store.path}?"):
+        Store.open(store.path.with_name(store.path.name[:-1]))
+
+
 def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 

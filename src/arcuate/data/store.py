@@ -25,7 +25,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError, check_regular
-from arcuate.files import check_resources, old_folder, to_frame
+from arcuate.files import check_resources, old_folder, similar_folder, to_frame
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -347,7 +347,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             " prepare again"
         )
     if not path.is_dir():
-        raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
+        near = similar_folder(path, MANIFEST_FILE)
+        remedy = f"did you mean {near}?" if near else f"create one with `arcuate prepare SOURCE {path}`"
+        raise UserError(f"no store at {path}; {remedy}")
     if not file.is_file():
         raise UserError(f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`")
     try:

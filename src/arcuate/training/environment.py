@@ -174,6 +174,14 @@ class Distributed:
         dist.all_reduce(values, dist.ReduceOp.MAX)
         return float(values.item())
 
+    def from_main(self, value: float) -> float:
+        """Return the value of rank 0 on every process; does not synchronise with the device.
+
+        Decisions need it: GPUs of different kinds may round differently, and all processes have to decide the same.
+        """
+        own = value if self.is_main else 0.0
+        return value if self.size == 1 else float(self.sum(torch.tensor([own], dtype=torch.float64)).item())
+
     @contextmanager
     def raise_together(self) -> Iterator[None]:
         """Raise on every process if the block raises on any of them."""

@@ -25,7 +25,7 @@ from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newe
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
-from arcuate.training.optim import set_eps, set_learning_rates, typical_gradient
+from arcuate.training.optim import set_eps, set_learning_rates
 from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import (
@@ -60,7 +60,7 @@ def train(
     `make_encode` makes the function from bins to outputs. It is called once per stage, because the trained components
     differ.
     """
-    distributed = distributed or Distributed()
+    state.distributed = distributed = distributed or Distributed()
     loop = _Loop(state, device, callback, distributed)
     settings = state.recipe.train
     encode = make_encode() if make_encode else partial(encode_for_training, state.model)
@@ -242,7 +242,7 @@ class _Loop:
         if verdict.action == "rewind":
             row |= self._rewind(verdict)
         if self.distributed.is_main:
-            if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
+            if state.recipe.guard.keep_batches and not metrics.is_finite:
                 row["batch"] = _save_batches(state.run, state.step, batches)
             append_jsonl(state.run.incidents_file, row)
             self.callback.on_incident(row)
@@ -313,7 +313,7 @@ class _Loop:
             targets = targets[:-1]  # this checkpoint was already tried: go further back
         state.rewind_targets, failed_at = targets, state.step
         eps = None
-        if to_start and (gradient := typical_gradient(state.optimizer)) is not None:
+        if to_start and (gradient := state.typical_gradient()) is not None:
             eps = state.guard.lower_eps(state.eps or state.recipe.optimizer.eps, gradient)
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)

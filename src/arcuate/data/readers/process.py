@@ -10,12 +10,12 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from arcuate.data.readers.release import READERS, read_trials, summarise_file
 from arcuate.data.readers.source import FileSummary, ReadResult, Source, SourceFile, UnreadableFile
@@ -28,6 +28,7 @@ _MAX_BYTES = 2**31
 _MEMORY_FACTOR = 20  # bytes of memory per byte of the file: compressed integers become float64
 
 Command = Literal["summarise", "read"]
+T = TypeVar("T")
 
 
 START_METHOD: Literal["fork", "spawn"] = "fork" if sys.platform.startswith("linux") else "spawn"
@@ -107,6 +108,31 @@ class ReaderProcess:
         return process, connection
 
 
+def call_watched(function: Callable[[Path], T], path: Path) -> T:
+    """`function(path)`, called in a child process with the limits of a reader; raises `UnreadableFile`."""
+    context = multiprocessing.get_context(START_METHOD)
+    connection, of_child = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(of_child, function, path), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    of_child.close()
+    timer = threading.Timer(_MAX_WALL_SECONDS + _extra_seconds(path), process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        answer = connection.recv()
+    except EOFError as error:
+        process.join()
+        raise UnreadableFile(_describe_exit(process.exitcode)) from error
+    finally:
+        timer.cancel()
+        process.kill()
+        process.join()
+        connection.close()
+    if isinstance(answer, UserError):
+        raise answer
+    return cast(T, answer)
+
+
 def _describe_exit(exit_code: int | None) -> str:
     """Why a child ended before its answer was complete; a negative exit code is the number of a signal."""
     if exit_code is None or exit_code >= 0:
@@ -129,10 +155,26 @@ def _extra_seconds(path: Path) -> float:
 # --- the child ----------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, of_parent: Connection | None, source: Source, features: str) -> None:
-    """Answer requests until the parent closes its end of the connection."""
+def _call(connection: Connection, function: Callable[[Path], Any], path: Path) -> None:
+    _ignore_signals_of_the_parent()
+    _limit_memory(path)
+    _limit_time(MAX_CPU_SECONDS + _extra_seconds(path))
+    answer: Any
+    try:
+        answer = function(path)
+    except UserError as error:
+        answer = error
+    connection.send(answer)
+
+
+def _ignore_signals_of_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the child
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, which a stuck read would never run
+
+
+def _serve(connection: Connection, of_parent: Connection | None, source: Source, features: str) -> None:
+    """Answer requests until the parent closes its end of the connection."""
+    _ignore_signals_of_the_parent()
     if of_parent is not None:
         of_parent.close()  # inherited by the fork; while it is open here, an exit of the parent is not detected
     try:

@@ -1,6 +1,6 @@
 """Confidence of decoded words in the report: reliability diagram, and errors against coverage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,8 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
 
 def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     share = ValueAxis(percent=True, domain=(0.0, 1.0))
-    diagonal = Line("perfect calibration", "ink", _curve([(0.0, 0.0), (100.0, 1.0)]), dash=True)
-    found = Line("words", "blue", _curve([(100 * x, y) for x, y in reliability]))
+    diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
+    found = Line("words", "blue", Curve.through((100 * x, y) for x, y in reliability))
     chart = curves.line_chart(
         [diagonal, found],
         share,
@@ -64,7 +64,7 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     legend = [LegendEntry("words in ten bins", "blue", "dot"), LegendEntry("perfect calibration", "ink", "limit")]
     figures = [make_figure(chart, caption="Below the dashed line, confidences are too high.", legend=legend)]
     if risk:
-        line = Line("wrong words", "orange", _curve([(100 * x, y) for x, y in risk]))
+        line = Line("wrong words", "orange", Curve.through((100 * x, y) for x, y in risk))
         chart = curves.line_chart(
             [line],
             ValueAxis(percent=True),
@@ -74,11 +74,6 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
         )
         figures.append(make_figure(chart, caption="Error rate if only the most confident share of words is kept."))
     return figures
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    values = tuple(y for _, y in points)
-    return Curve(tuple(x for x, _ in points), values, values, values, 0)
 
 
 def _reliability_points(bins: Any) -> _Points:

@@ -9,7 +9,7 @@ import numpy as np
 from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode, token_groups
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
-from arcuate.evaluation.charts.base import Chart, Row
+from arcuate.evaluation.charts.base import Chart, Row, alt, tooltips
 from arcuate.evaluation.charts.formats import finite_int, percent
 from arcuate.evaluation.charts.images import png, pool
 from arcuate.evaluation.charts.theme import MONO, colour
@@ -65,8 +65,6 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, clas
 
 def trial_chart(example: Example, decoding: Decoding | None, stride: int, classes: Sequence[str] = CLASSES) -> Chart:
     """All rows of the trial over one time axis; vertical positions are pixels."""
-    import altair as alt
-
     n_bins, n_frames = len(example.bins), len(example.log_probs)
     decoded = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     width = int(min(max(1020, 19 * len(decoded)), 4000))
@@ -125,7 +123,7 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
             text="text:N",
             color=alt.Color("colour:N", scale=None, legend=None),
             opacity=alt.condition("phoneme === '' || datum.phoneme === phoneme", alt.value(1), alt.value(0.25)),
-            tooltip=[alt.Tooltip("title:N", title=" "), alt.Tooltip("time:Q", title="seconds", format=".2f")],
+            tooltip=tooltips(("title:N", " "), ("time:Q", "seconds", ".2f")),
         ),
     ]
     title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
@@ -136,8 +134,6 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
 
 
 def _image_layer(url: str, top: float, width: float, height: float, pixels: Callable[[str], Any]) -> Chart:
-    import altair as alt
-
     data = alt.Data(values=[{"url": url, "y": top}])
     mark = alt.Chart(data).mark_image(
         aspect=False, align="left", baseline="top", smooth=False, width=width, height=height
