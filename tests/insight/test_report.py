@@ -573,7 +573,7 @@ def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
     }
     write_json(file, found)
     page, outline = report(run)
-    assert "robustness" in outline.ids and "27.5\u202f% all defences" in page and "dead array" in page
+    assert "robustness" in outline.ids and "27.5\u202f% with all defences" in page and "dead array" in page
     for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
         write_json(file, damaged)
         assert robustness_section(read_run_data(run)) is None

@@ -145,7 +145,7 @@ def line_chart(
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=series, detail="line:N")
+        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0)), dots), color=series, detail="line:N")
     )
     drawn: list[Chart] = []
     if any("low" in row for row in rows):
@@ -178,7 +178,8 @@ def line_chart(
     return finish(alt.layer(*drawn).resolve_scale(color="shared"), full_title, label, height, hidden=[])
 
 
-def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
+def _x(field: str, title: str, domain: tuple[float, float], dots: bool = False) -> "alt.X":
+    """The horizontal axis; with room for dots at its ends."""
     import altair as alt
 
     axis = alt.Axis(
@@ -188,7 +189,8 @@ def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
         tickCount=6,
         labelOverlap=True,
     )
-    return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
+    padding = {"padding": 6} if dots else {}
+    return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False, **padding).axis(axis)
 
 
 def _line_rows(line: Line, log: bool) -> list[Row]:
