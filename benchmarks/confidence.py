@@ -48,7 +48,7 @@ HALVES: dict[str, Callable[[int, int], bool]] = {  # session number, number of s
 }
 SETTINGS = DecodingConfig()
 TARGET, TOLERANCE = 0.95, 0.02
-WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # of the session, tried by `default`
+WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of the session, tried by `default`
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,7 +91,7 @@ def test_sessions_are_shifted_by_their_mean_and_start_with_the_calibration() -> 
     model = ConfidenceConfig(log_odds=(1.0, 2.0, 3.0), session_weight=0.5, session_words=10.0)
     session = SessionWords(model)
     assert session.add(np.empty(0)) == (0.0, pytest.approx(float(probability(np.array(3.0)))))
-    assert session.add(np.full(10, -2.0))[0] == pytest.approx(0.5 * ((10 * 2.0 + 10 * -2.0) / 20 - 2.0))
+    assert session.add(np.full(10, -2.0))[0] == pytest.approx(-0.5 * ((10 * 2.0 + 10 * -2.0) / 20 - 2.0) ** 2)
     assert SessionWords(ConfidenceConfig(log_odds=(), accept_above=0.7)).add(np.zeros(3)) == (0.0, 0.7)
 
 

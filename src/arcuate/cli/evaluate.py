@@ -147,7 +147,7 @@ def print_confidence(
     ]
     print_table(columns, rows, title=f"Reliability of word confidences ({split})", right=columns[1:])
     risk = dict(measured.words.risk_coverage)
-    most = ", ".join(f"{percent(risk[c])} of the most confident {c:.0%}" for c in (0.25, 0.5, 0.75, 1.0))
+    most = ", ".join(f"{percent(risk[c])} of the most confident {100 * c:.0f} %" for c in (0.25, 0.5, 0.75, 1.0))
     out.print(f"incorrect words: {most}", soft_wrap=True)
     out.print(measured.summary(), soft_wrap=True)
 

@@ -7,10 +7,11 @@ acoustic and language-model scores. The weights are settings (`DecodingConfig.co
 `arcuate tune --confidence` fits them (`evaluation/confidence.py`).
 
 Sessions differ in difficulty, so confidences and the acceptance threshold follow the session without labels
-(`SessionWords`). Let l be the log-odds of the words of the session so far, together with the quantiles of the
-calibration words, which count as `session_words` words. All are shifted by `session_weight` times the difference
-between their mean and that of the calibration: where words look uncertain on average, models are over-confident. The
-threshold accepts the largest set of the most confident of these words whose mean confidence is at least `accuracy`.
+(`SessionWords`). The words of the session so far, together with the quantiles of the calibration words, which count as
+`session_words` words, have log-odds with a mean that differs by d from that of the calibration. All are shifted by
+`session_weight` · d |d|: where words look much less certain than in the calibration, the model is over-confident too,
+and by more than in proportion. The threshold accepts the largest set of the most confident of these words whose mean
+confidence is at least `accuracy`.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,8 @@ class SessionWords:
         self._seen = np.concatenate([self._seen, log_odds])[-_MAX_WORDS:]
         values = np.concatenate([self._known, self._seen])
         weights = np.concatenate([self._weights, np.ones(len(self._seen))])
-        shift = model.session_weight * float(np.average(values, weights=weights) - self._known.mean())
+        difference = float(np.average(values, weights=weights) - self._known.mean())
+        shift = model.session_weight * difference * abs(difference)
         return shift, mean_threshold(probability(values + shift), weights, model.accuracy)
 
 

@@ -52,13 +52,13 @@ class ConfidenceConfig(Settings):
         description="Quantiles of the log-odds of calibration words; empty: all sessions use `accept_above`.",
     )
     session_weight: float = Field(
-        0.5,
+        0.4,
         ge=0.0,
         le=10.0,
-        description="Shift of a session's log-odds, as a multiple of their mean difference from `log_odds`.",
+        description="Shift of a session's log-odds = this · d |d|, where d is their mean minus that of `log_odds`.",
     )
     session_words: float = Field(
-        100.0,
+        25.0,
         gt=0.0,
         le=1e6,
         description="Weight of `log_odds`, in words, against the words of the session decoded so far.",
