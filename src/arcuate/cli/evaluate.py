@@ -188,6 +188,6 @@ def print_adaptation(result: "AdaptationResult") -> None:
     say(f"one line per trial in {result.results_file}")
     if new := [row.session for row in result.sessions if not row.known]:
         say(
-            "where sentences can be copied, calibration lowers the error rate further:"
+            "with a few cued sentences, calibration lowers the error rate further:"
             f" arcuate calibrate RUN --session {new[-1]} --sentences 20"
         )

@@ -89,7 +89,9 @@ def live(
     ] = False,
     phrase: Annotated[
         str | None,
-        typer.Option(help="Wake phrase: text is hidden until it is decoded, or until decoding is started on the page."),
+        typer.Option(
+            help="Wake phrase: text is hidden until this phrase is decoded or decoding is started on the page."
+        ),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[

@@ -134,7 +134,7 @@ class SentenceStream:
 
     @property
     def delay(self) -> ModelDelay:
-        """Delay by design of the model's smoothing, patches and encoder."""
+        """Algorithmic delay of the model: smoothing, patches and encoder."""
         return self.layout.delay
 
     @property

@@ -417,7 +417,8 @@ def _count_synchronisations(work: Callable[[], object]) -> int:
             work()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(w.message) for w in caught)
+    # torch also warns, once, that the mode does not detect all synchronizing operations.
+    return sum("called a synchronizing" in str(w.message) for w in caught)
 
 
 # --- Speed: data loading, official models against plain torch.nn, memory, streaming, word search ---------
@@ -528,7 +529,7 @@ def _check_streaming(machine: _Machine) -> Iterator[Check]:
     decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=str(machine.device))
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
     deadline_ms = float(BIN_MS * decoder.layout.stride)
-    values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)
+    values = time_stream(decoder, sentences, seconds=2.0, real_time=False).summary(deadline_ms)
     remedy = "close other programs; stream on the CPU (--device cpu) if the GPU is busy with training"
     yield _judge("streaming: time per frame, ms (median)", values["frame_ms_p50"], deadline_ms, remedy)
 

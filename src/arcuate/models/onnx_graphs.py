@@ -375,7 +375,7 @@ def _built_in(g: _Graph, bins: str, encoder: GRU | SSM | Transformer) -> str:
 
 
 def _traced(g: _Graph, model: Model) -> str:
-    """The frame of an encoder from outside the package."""
+    """The frame of a third-party encoder."""
     settings = model.config.settings
     step = trace_step(model.encoder, settings.encoder.kind, settings.front_end.patch.bins, model.config.n_channels)
     for name, initial in step.states:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "arcuate-export", 1
 LANGUAGE_MODEL = "ngram.alm"
 LEXICON_WORDS = "lexicon.words.txt"
-SILENT_FRAME = "silent_frame.f32"  # encoder frame of silence for the transducer
+SILENT_FRAME = "silent_frame.f32"  # projected encoder frame of zeros: input of the internal LM
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
@@ -143,7 +143,7 @@ def open_export(path: str | Path) -> ExportedFile:
     except (ValueError, RecursionError):
         raise damaged(archive.path, "its metadata cannot be read") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise damaged(archive.path, "its metadata have another format")
+        raise damaged(archive.path, "its metadata have an unknown format")
     if metadata.get("version") != VERSION:
         raise UserError(f"{archive.path} has format version {metadata.get('version')!s:.20}; expected {VERSION}")
     layout = _parse_layout(metadata.get("model"), archive.path)

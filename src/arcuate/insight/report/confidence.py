@@ -68,7 +68,7 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
 
 def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
     share = ValueAxis(percent=True, domain=(0.0, 1.0))
-    diagonal = Line("perfect calibration", "ink", _curve([(0.0, 0.0), (100.0, 1.0)]), dash=True)
+    diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
     low, high = zip(*(b.interval for b in reliability), strict=True)
     steps, accuracy = tuple(100 * b.confidence for b in reliability), tuple(b.accuracy for b in reliability)
     found = Line("words", "blue", Curve(steps, accuracy, low, high, 0))
@@ -87,7 +87,7 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
     ]
     figures = [make_figure(chart, caption="Below the dashed line, confidences are too high.", legend=legend)]
     if risk:
-        line = Line("wrong words", "orange", _curve([(100 * x, y) for x, y in risk]))
+        line = Line("wrong words", "orange", Curve.through((100 * x, y) for x, y in risk))
         chart = curves.line_chart(
             [line],
             ValueAxis(percent=True),
@@ -97,11 +97,6 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
         )
         figures.append(make_figure(chart, caption="Error rate if only the most confident share of words is kept."))
     return figures
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    values = tuple(y for _, y in points)
-    return Curve(tuple(x for x, _ in points), values, values, values, 0)
 
 
 def _reliability_bins(bins: Any) -> list[_Bin]:

@@ -151,7 +151,7 @@ def _published(data: RunData) -> list[tuple[str, ...]]:
     found = published_results(lookup(data.environment, "data.layout"), data.simulated)
     if not found:
         return []
-    own = [("PER", data.results.rate, data.results.split)] if data.results is not None else []
+    own = [(data.short_rate_name, data.results.rate, data.results.split)] if data.results is not None else []
     if data.words is not None:
         own.append(("WER", data.words.rate, data.words.split))
     rows: list[tuple[str, ...]] = [
