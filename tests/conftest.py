@@ -1,7 +1,9 @@
 """Shared fixtures: one small simulated cohort per layout, prepared once for the whole test run."""
 
+import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,17 @@ settings.register_profile("suite", max_examples=count(35, 300), deadline=None)  
 settings.load_profile("suite")
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_configure() -> None:
+    # A shell without job control starts commands in the background with SIGINT ignored, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # modules and collected tests are never garbage: collections need not look at them
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
 def test_weights_of_both_heads_are_tuned(run: Path, tmp_path: Path) -> None:
     """Ranking by other weights equals a search with them, as far as the candidates are the same."""
     weights = tmp_path / "weights.yaml"
-    tuned = tune(run, weights, head="both", beam=20, budget=5.0)
+    tuned = tune(run, weights, head="both", beam=20, budget=1.0)
     assert tuned.record.n_evaluations and read_decoding_config(weights)[0] == tuned.settings
     words = decode(run, head="both", config=weights)
     assert words.wer == tuned.wer and words.tuned_on_these

@@ -132,7 +132,7 @@ def test_recordings(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
         n_missing = sum(1 for row in report.unreadable) + sum("not trials" in row.detail for row in report.quality)
         assert len(store.trials) == 3 or n_missing, "a trial is missing and no row of the report says so"
 
-    check(read, [seed], tmp_path / layout, 60, 2500)
+    check(read, [seed], tmp_path / layout, 24, 2500)
 
 
 def test_nwb_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_nwb_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             raise UserError(report.unreadable[0].detail)
         assert Store.open(folder / "store").find_changed() == []
 
-    check(read, [seed], tmp_path / "nwb", 30, 2500)
+    check(read, [seed], tmp_path / "nwb", 12, 2500)
 
 
 @pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.h5"])
@@ -165,7 +165,7 @@ def test_stores(tmp_path: Path, part: str) -> None:
         found = _contents(tmp_path / "store")
         assert part == "manifest.json" or found == original, "changed content was read"
 
-    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 100, 4000, documents=documents_of(part))
+    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 50, 4000, documents=documents_of(part))
 
 
 def _contents(path: Path) -> list[tuple[bytes, ...]]:
@@ -189,7 +189,7 @@ def _contents(path: Path) -> list[tuple[bytes, ...]]:
 def test_run_folders(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without static drawings, which take a second per page; a few are drawn below."""
     monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
-    check_run_folders(tmp_path, part, 10, 700)
+    check_run_folders(tmp_path, part, 5, 700)
 
 
 def test_drawings_of_run_folders(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from arcuate.insight.doctor import diagnose
 from support.cli import one_object
 from support.forking import arcuate
 
-SHORT = ["train.steps=80", "train.validate_every=8", "train.log_every=4", "train.checkpoint_every=40"]
+SHORT = [
+    *("train.steps=80", "train.validate_every=8", "train.log_every=4", "train.checkpoint_every=40"),
+    *("encoder.depth=1", "data.batching.batch_size=8", "schedule.peak_lr=0.008"),
+]
 BROKEN = ("exploded", "collapsed", "degraded", "restarted")
 
 
@@ -65,7 +68,7 @@ def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_forty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
-    diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.12", "guard.enabled=false"))
+    diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.32", "guard.enabled=false"))
     assert diagnosis.primary in ("collapsed", "exploded", "degraded")
     assert "learning rate" in diagnosis.causes[0].cause
     assert "schedule.peak_lr=" in diagnosis.suggestion

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.images import png
 from arcuate.files import to_json_line
-from arcuate.insight.doctor import VERDICTS, diagnose
+from arcuate.insight.doctor import VERDICTS, columns, diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
 from support.counts import count
@@ -20,6 +20,9 @@ from support.forking import arcuate
 from support.pages import check_page, drawn_in_part
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))
+
+
+pytestmark = pytest.mark.drawn  # one file in eight: see `drawn_in_part`
 
 
 def one_sentence(text: str) -> str:
@@ -121,7 +124,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=count(60, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(30, 600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(KEYS, VALUES, max_size=6), min_size=1, max_size=40))
 def test_random_rows(tmp_path: Path, rows: list[dict]) -> None:
     (tmp_path / "file").write_text("\n".join(map(json.dumps, rows)), "utf-8")
@@ -130,7 +133,7 @@ def test_random_rows(tmp_path: Path, rows: list[dict]) -> None:
     sound(tmp_path / "file")
 
 
-@settings(max_examples=count(40, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(25, 400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_logs(tmp_path: Path, data: st.DataObject) -> None:
     made = data.draw(st.sampled_from(["jsonl", "csv", "text"]))
@@ -153,15 +156,19 @@ def test_mutated_logs(tmp_path: Path, data: st.DataObject) -> None:
     sound(tmp_path / "file")
 
 
-def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path) -> None:
+def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = count(120_000, 1_200_000)
+    if n < columns._MAX_LENGTH:
+        monkeypatch.setattr(columns, "_MAX_LENGTH", 1 << 16)
+        monkeypatch.setattr(columns, "_THINNED_LENGTH", 1 << 14)
     per = falling(n=1200)
     lines = []
-    for i in range(1_200_000):
-        found = f', "val_per": {per[i // 1000]:.5f}' if i % 1000 == 0 else ""
-        lines.append(f'{{"step": {i}, "train_loss": {"NaN" if i == 700_123 else 1.5}{found}}}')
+    for i in range(n):
+        found = f', "val_per": {per[i * 1200 // n]:.5f}' if i % (n // 1200) == 0 else ""
+        lines.append(f'{{"step": {i}, "train_loss": {"NaN" if i == 70_123 else 1.5}{found}}}')
     (tmp_path / "log").write_text("\n".join(lines))
     diagnosis = diagnose(tmp_path / "log")
-    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 700_123)
+    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 70_123)
 
 
 def test_page_has_only_its_own_scripts_and_escapes_names(tmp_path: Path) -> None:

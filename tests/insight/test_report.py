@@ -241,6 +241,7 @@ def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
+@pytest.mark.drawn
 def test_complete_run_has_every_section(complete_run: Run) -> None:
     page, outline = report(complete_run)
     assert [i for i in outline.ids if i in SECTIONS] == SECTIONS
@@ -332,6 +333,7 @@ def test_unevaluated_run_shows_curves_and_the_next_command(tmp_path: Path) -> No
     assert "Best error rate in the log" in page
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "shape",
     [
@@ -401,7 +403,8 @@ ROWS = st.dictionaries(
 )
 
 
-@settings(max_examples=count(25, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.drawn
+@settings(max_examples=count(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(train=st.lists(ROWS, max_size=6), held=st.lists(ROWS, max_size=6), result=st.lists(ROWS, max_size=3))
 def test_any_values_in_the_log_give_a_page(
     tmp_path: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], result: list[dict[str, Any]]
@@ -436,6 +439,7 @@ def test_broken_examples_are_reported_and_not_fatal(tmp_path: Path) -> None:
     assert "val.npz cannot be read" in report(run)[0]
 
 
+@pytest.mark.drawn
 def test_unusual_examples_are_drawn(tmp_path: Path) -> None:
     """NaN bins, dead channels, an odd channel count, a foreign alphabet, a trial nobody knows."""
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)

@@ -81,6 +81,11 @@ def test_words_and_names_can_be_added(tmp_path: Path) -> None:
     assert more.pronunciations("arcuate") == [("AA", "R", "K")]
     assert more.guessed == ("zorgs",) and more.pronunciations("zorgs")
     assert len(lexicon) == 4  # unchanged
+    assert lexicon.with_entries([("arcuate", ("AA",))] * 2).word_of.tolist() == [*lexicon.word_of, len(lexicon.words)]
+    known = lexicon.words[0], lexicon.entry(0)
+    assert lexicon.with_entries([known]) is lexicon
+    another = lexicon.with_entries([(lexicon.words[0], ("AA", "B")), known])
+    assert another.words == lexicon.words and another.entry(4) == ("AA", "B")
     with pytest.raises(UserError, match="'QQ' of 'x'"):
         lexicon.with_entries([("x", ("QQ",))])
     with pytest.raises(UserError, match="cannot pronounce '4711'"):

@@ -7,6 +7,7 @@ one ends. A killed one takes the forked process with it.
 """
 
 import atexit
+import gc
 import os
 import resource
 import selectors
@@ -172,8 +173,14 @@ IMPORTED_ONCE = (
 OF_EXTRAS = ("altair", "optuna")  # imported by the commands that need them, if they are installed
 
 if __name__ == "__main__":
+    from numba.core.registry import cpu_target
+
     for module in IMPORTED_ONCE:
         import_module(module)
     for module in filter(find_spec, OF_EXTRAS):
         import_module(module)
+    for context in (cpu_target.typing_context, cpu_target.target_context):
+        context.refresh()  # which the first compiled function of a process does
+    gc.collect()
+    gc.freeze()  # forked processes share the pages of imported modules, unless a collection writes to them
     serve(sys.argv[1])

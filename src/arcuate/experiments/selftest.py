@@ -528,7 +528,7 @@ def _check_streaming(machine: _Machine) -> Iterator[Check]:
     decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=str(machine.device))
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
     deadline_ms = float(BIN_MS * decoder.layout.stride)
-    values = time_stream(decoder, sentences, seconds=5.0, real_time=False).summary(deadline_ms)
+    values = time_stream(decoder, sentences, seconds=2.0, real_time=False).summary(deadline_ms)
     remedy = "close other programs; stream on the CPU (--device cpu) if the GPU is busy with training"
     yield _judge("streaming: time per frame, ms (median)", values["frame_ms_p50"], deadline_ms, remedy)
 

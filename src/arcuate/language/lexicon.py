@@ -54,15 +54,27 @@ class Lexicon:
 
     def with_entries(self, entries: Iterable[tuple[str, Sequence[str]]]) -> "Lexicon":
         """Add pronunciations, such as names; existing entries are ignored."""
-        old = [(self.words[w], self.entry(i)) for i, w in enumerate(self.word_of.tolist())]
-        new = [(word, tuple(names)) for word, names in entries]
+        new = list(dict.fromkeys((word, tuple(names)) for word, names in entries))
+        known = frozenset(self.classes[1:])
         for word, names in new:
-            if not names or not frozenset(self.classes[1:]).issuperset(names):
+            if not names or not known.issuperset(names):
                 raise UserError(
                     f"the pronunciation '{' '.join(names)}' of '{word}' is empty or has unknown phonemes;"
                     f" known are {' '.join(self.classes[1:])}"
                 )
-        return replace(make_lexicon([*old, *new], self.classes, self.name), guessed=self.guessed)
+        new = [(word, names) for word, names in new if word not in self or names not in self.pronunciations(word)]
+        if not new:
+            return self
+        added = make_lexicon(new, self.classes, self.name)
+        words = tuple(dict.fromkeys((*self.words, *added.words)))
+        ids = {word: i for i, word in enumerate(words)}
+        return replace(
+            self,
+            words=words,
+            word_of=np.append(self.word_of, np.array([ids[word] for word in added.words], np.int32)[added.word_of]),
+            tokens=np.append(self.tokens, added.tokens),
+            offsets=np.append(self.offsets, self.offsets[-1] + added.offsets[1:]),
+        )
 
     def with_words(self, words: Iterable[str]) -> "Lexicon":
         """Add words, pronounced as in the dictionary or, if unknown, by G2P."""
@@ -178,7 +190,7 @@ def make_lexicon(entries: Iterable[tuple[str, Sequence[str]]], classes: tuple[st
     seen: set[tuple[int, bytes]] = set()
     word_of, tokens, offsets = array("i"), array("i"), array("q", [0])
     for word, names in entries:
-        token_ids = array("i", [index[label] for label in names])
+        token_ids = array("i", map(index.__getitem__, names))
         entry = ids.setdefault(word, len(ids)), token_ids.tobytes()
         if entry in seen:
             continue
