@@ -167,7 +167,7 @@ def real(words: Path, lm: str, halvings: int) -> list[Row]:
         lexicon = open_lexicon(str(words / "t15" / "lexicon.txt"), CLASSES)
         search = build_word_search(lexicon, model, SETTINGS, boundary=SILENCE)
         trials = decode(search, words / "t15" / f"{name}.npz", words / "t15" / f"{name}.jsonl")
-        sessions = sorted({d.session for d in trials})
+        sessions = sorted({str(d.session) for d in trials})
         rng = np.random.default_rng(0)
         splits = [
             (f"{name}, four fixed ways", {s for k, s in enumerate(sessions) if is_first(k, len(sessions))})
@@ -201,7 +201,7 @@ def read_cohorts(folder: Path, every: int) -> dict[str, tuple[list[Evidence], li
 def simulated(folder: Path, every: int) -> list[Row]:
     rows: list[Row] = []
     for seed, (known, later) in read_cohorts(folder, every).items():
-        sessions = sorted({d.session for d in known})
+        sessions = sorted({str(d.session) for d in known})
         halves = [[d for d in known if d.session in sessions[k::2]] for k in (0, 1)]
         parts = [judge(halves[k], halves[1 - k], f"seed {seed}") for k in (0, 1)]
         rows += [to_row("known sessions", method, merge([part[method] for part in parts])) for method in parts[0]]
