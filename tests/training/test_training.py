@@ -224,7 +224,7 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
     with pytest.raises(UserError, match=r"of the last \d updates skipped, after a lower learning rate and a rewind"):
         run_loop(state, draw(), None, CPU, Callback(), Stop())
     rows = list(read_jsonl(state.run.incidents_file))
-    skipped = next(row for row in rows if row["kind"] == "non_finite")
+    skipped = rows[0]
     assert torch.equal(load_file(state.run.path / skipped["batch"])["0.bins"], batches[skipped["position"]].bins)
     incidents = [row for row in rows if row["kind"] == "skips"]
     assert [row["action"] for row in incidents] == ["reduce_lr", "rewind", "stop"]

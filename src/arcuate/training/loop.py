@@ -242,7 +242,7 @@ class _Loop:
         if verdict.action == "rewind":
             row |= self._rewind(verdict)
         if self.distributed.is_main:
-            if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
+            if state.recipe.guard.keep_batches and not metrics.is_finite:
                 row["batch"] = _save_batches(state.run, state.step, batches)
             append_jsonl(state.run.incidents_file, row)
             self.callback.on_incident(row)
