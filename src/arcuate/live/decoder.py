@@ -37,6 +37,8 @@ class StreamingDecoder(SentenceStream):
     `stream()` creates further streams that share all weights and nothing else.
     """
 
+    _model: Any  # Model, or AveragedViews of it
+
     def __init__(self, engine: Engine, session: str | None = None, statistics: Statistics | None = None) -> None:
         super().__init__(engine.layout, engine.search, engine.lock, session, engine.joint)
         self.engine = engine
