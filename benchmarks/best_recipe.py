@@ -1,14 +1,15 @@
 """Ingredients of a recipe one at a time and together, at equal CPU seconds: which of them `tiny-best` is made of.
 
 python benchmarks/best_recipe.py --out runs/best --cohort choose --seeds 5 [--arms NAME …]
+python benchmarks/best_recipe.py --out runs/best --cohort choose --seeds 1 --budget 300 --arms NAME …
 python benchmarks/best_recipe.py --out runs/best --cohort report --seeds 5 --arms tiny tiny-best
 python benchmarks/best_recipe.py --out runs/best --table
 
 Two simulated cohorts: settings are chosen on one (`choose`) and reported on another with another seed, difficulty and
-number of channels (`report`). The budget of a training is the CPU time that `tiny` needs for its own 600 steps. A step
-of every arm is timed beforehand, in CPU time of one thread and in turn with a step of `tiny`; an arm whose steps cost
-twice as much trains half as many, with a schedule of that length. Teachers and pretraining count. Every training is
-scored once, at its end, on all val and test trials.
+number of channels (`report`). The budget of a training is the CPU time that `tiny` needs for its own 600 steps, or for
+`--budget` steps. A step of every arm is timed beforehand, loading included, in CPU time of one thread and in turn with
+a step of `tiny`; an arm whose steps cost twice as much trains half as many, with a schedule of that length. Teachers
+and pretraining count. Every training is scored once, at its end, on all val and test trials.
 
 Each finished training adds a line to OUT/results.jsonl and is not repeated, so the command can be stopped at any time.
 Seeds are the outer loop. The table gives differences from `tiny` with 95 % intervals from the variances between trials
@@ -36,7 +37,7 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.decoding.heads import Head
 from arcuate.evaluation.significance import Arm as Errors
-from arcuate.evaluation.significance import difference, holm
+from arcuate.evaluation.significance import contrast, difference, holm
 from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model, train
@@ -52,8 +53,7 @@ COHORTS: dict[str, dict[str, Any]] = {
     "choose": {"n_sessions": 5, "n_trials": 200, "n_electrodes": 32, "difficulty": "real", "seed": 1001},
     "report": {"n_sessions": 4, "n_trials": 250, "n_electrodes": 48, "difficulty": "hard", "seed": 2002},
 }
-BUDGET_STEPS = 600  # of `tiny`
-N_TIMED = 8
+N_TIMED = 12
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Arm:
     head: Head = "ctc"
 
 
+PATCH = "front_end.patch={bins: %d, stride: %d, dilation: %d}"
 MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
 CR = "loss.consistency.weight=%g"
 PRETRAINING = (
@@ -113,6 +114,8 @@ ARMS: dict[str, Arm] = {
     "lr 0.006": Arm(("schedule.peak_lr=0.006",)),
     "batch 8": Arm(("data.batching.batch_size=8",)),
     "batch 32": Arm(("data.batching.batch_size=32", "schedule.peak_lr=0.006")),
+    "dilation 4": Arm((PATCH % (13, 4, 4),)),
+    "stride 6, dilation 3": Arm((PATCH % (16, 6, 3),)),
     "stride 6": Arm(("front_end.patch.stride=6",)),
     "patch 20": Arm(("front_end.patch.bins=20",)),
     "gru 192 x 1": Arm(("encoder.width=192", "encoder.depth=1")),
@@ -123,6 +126,14 @@ ARMS: dict[str, Arm] = {
     "layer norm": Arm(("front_end.session_layer.layer_norm=true",)),
     "weight decay 0.1": Arm(("optimizer.weight_decay.weights=0.1",)),
     "ssm": Arm(SSM, recipe="mode-ssm-small"),
+    # The winner, and one change at a time to it.
+    "tiny-best": Arm(recipe="tiny-best"),
+    "tiny-best, batch 16": Arm(("data.batching.batch_size=16",), recipe="tiny-best"),
+    "tiny-best, no dilation": Arm((PATCH % (16, 6, 1),), recipe="tiny-best"),
+    "tiny-best, stride 4": Arm((PATCH % (13, 4, 4),), recipe="tiny-best"),
+    "tiny-best, lr 0.006": Arm(("schedule.peak_lr=0.006",), recipe="tiny-best"),
+    "tiny-best, session rank 8": Arm(("front_end.session_layer.rank=8",), recipe="tiny-best"),
+    "tiny-best, masks": Arm((MASKS % (10, 0.05),), recipe="tiny-best"),
 }
 
 
@@ -131,6 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cohort", choices=sorted(COHORTS), default="choose")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", type=int, default=600, help="CPU time of a training, in steps of tiny")
     parser.add_argument("--arms", nargs="+", help="default: all that are defined in this file")
     parser.add_argument("--table", action="store_true", help="train nothing")
     args = parser.parse_args()
@@ -143,9 +155,12 @@ def main() -> None:
         store = make_cohort(args.out, args.cohort)
         for seed in range(args.seeds):
             for name in names:
-                run_arm(args.out, args.cohort, store, name, seed)
+                run_arm(args.out, args.cohort, store, name, seed, args.budget)
+    rows = read_results(args.out)
     for cohort in COHORTS:
-        print(table([row for row in read_results(args.out) if row["cohort"] == cohort], cohort))
+        for budget in sorted({row["budget"] for row in rows}):
+            if own := [row for row in rows if (row["cohort"], row["budget"]) == (cohort, budget)]:
+                print(table(own, f"{cohort}, CPU time of {budget} steps of tiny"))
 
 
 def make_cohort(out: Path, name: str) -> Path:
@@ -163,14 +178,15 @@ def read_results(out: Path) -> list[dict[str, Any]]:
     return list(read_jsonl(file)) if file.is_file() else []
 
 
-def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
+def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int, budget: int) -> None:
     """Train and score one arm, unless its line exists."""
-    if any((r["cohort"], r["arm"], r["seed"]) == (cohort, name, seed) for r in read_results(out)):
+    key = {"cohort": cohort, "arm": name, "seed": seed, "budget": budget}
+    if any(key.items() <= row.items() for row in read_results(out)):
         return
     arm, work = ARMS[name], out / "work"
     shutil.rmtree(work, ignore_errors=True)
     started = time.process_time()
-    steps, changes = plan(out, cohort, store, name, work, seed)
+    steps, changes = plan(out, cohort, store, name, work, seed, budget)
     parent = f"{work / 'pretrained'}@last" if arm.pretrain_share else None
     n_parameters = train_one(arm.recipe, store, work / "run", [*arm.changes, *changes], steps, seed, parent)
     cpu_seconds = time.process_time() - started
@@ -178,7 +194,7 @@ def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
     append_jsonl(
         out / "results.jsonl",
         {
-            **{"cohort": cohort, "arm": name, "seed": seed, "steps": steps, "n_parameters": n_parameters},
+            **{**key, "steps": steps, "n_parameters": n_parameters},
             **{"cpu_seconds": round(cpu_seconds, 1), "errors": errors, "lengths": lengths},
         },
     )
@@ -186,9 +202,9 @@ def run_arm(out: Path, cohort: str, store: Path, name: str, seed: int) -> None:
     print(f"{cohort}, {name}, seed {seed}: {steps} steps, {cpu_seconds:.0f} CPU s, PER {rate:.2%}", flush=True)
 
 
-def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int) -> tuple[int, list[str]]:
+def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int, budget: float) -> tuple[int, list[str]]:
     """Number of steps of an arm, and changes that depend on it; trains its teacher, or pretrains it."""
-    arm, changes, budget = ARMS[name], [], float(BUDGET_STEPS)
+    arm, changes = ARMS[name], []
     if arm.teacher is not None:
         cost = step_cost(out, cohort, store, f"teacher {arm.teacher}", Arm(arm.teacher))
         n_steps = round(arm.teacher_share * budget / cost)
@@ -224,9 +240,9 @@ def step_cost(out: Path, cohort: str, store: Path, name: str, arm: Arm, more: Se
         if arm == ARMS["tiny"]:
             return 1.0
         steppers = [make_stepper(store, "tiny", ()), make_stepper(store, arm.recipe, (*arm.changes, *more))]
-        seconds = [[step(i) for step in steppers] for i in range(N_TIMED + 1)][1:]
+        seconds = [[step(i) for step in steppers] for i in range(N_TIMED + 2)][2:]
         own, other = (statistics.median(s[k] for s in seconds) for k in (1, 0))
-        write_json(file, {**costs, key: own / other, f"{key}, CPU s per step": own})
+        write_json(file, {**costs, key: own / other, f"{key}, CPU s per step, and of tiny": [own, other]})
         costs = read_json(file)
     return float(costs[key])
 
@@ -241,16 +257,16 @@ def make_stepper(data: Path, name: str, changes: Sequence[str]) -> Any:
     state = TrainingState(model, recipe, Run(Path("unused")), "fp32")
     state.teacher = load_teacher(recipe.loss.distillation, model.config, torch.device("cpu"))
     encode = partial(encode_for_training, model)
+    mean_bins = statistics.mean(own.n_bins) * recipe.data.batching.batch_size
 
     def step(i: int) -> float:
-        batch = batches[i]
         started = time.process_time()
+        batch = batches[i]  # loading counts: cheaper steps load more trials in the same time
         compute_gradients(state, encode, [batch], torch.device("cpu"), Distributed())
         apply_update(state)
         finish_step(state)
         # Batches differ in the lengths of their trials: relative to the bins of this one.
-        mean = statistics.mean(own.n_bins) * recipe.data.batching.batch_size
-        return (time.process_time() - started) * mean / sum(batch.lengths)
+        return (time.process_time() - started) * mean_bins / sum(batch.lengths)
 
     return step
 
@@ -278,14 +294,14 @@ def score(run: Path, data: Path, head: Head) -> tuple[list[int], list[int]]:
     return [s.errors for s in scores if s is not None], [s.length for s in scores if s is not None]
 
 
-def table(rows: Sequence[dict[str, Any]], cohort: str) -> str:
+def table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """PER of every arm and its difference from `tiny`, over the seeds that both have."""
     by_arm: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         by_arm.setdefault(row["arm"], {})[row["seed"]] = row
     base = by_arm.pop("tiny", None)
     if base is None:
-        return f"\n{cohort}: no results yet"
+        return f"\n{title}: no results of tiny yet"
     found = []
     for name, runs in by_arm.items():
         seeds = sorted(base.keys() & runs.keys())
@@ -295,24 +311,44 @@ def table(rows: Sequence[dict[str, Any]], cohort: str) -> str:
             Errors(np.array([part[s]["errors"] for s in seeds]), np.array(part[seeds[0]]["lengths"], dtype=float))
             for part in (base, runs)
         )
-        found.append((name, len(seeds), runs[seeds[0]], first, second, difference(first, second)))
+        found.append((name, len(seeds), runs, first, second, difference(first, second)))
     adjusted = holm([f[-1].p for f in found])
     rate = np.mean([sum(r["errors"]) / sum(r["lengths"]) for r in base.values()])
     lines = [
-        f"\n{cohort}: tiny {100 * rate:.2f} % ({len(base)} seeds, {base[min(base)]['n_parameters']:,} parameters)\n",
-        "| arm | steps | seeds | PER | ratio to tiny | difference (95 % interval) | p, Holm |",
-        "|---|---|---|---|---|---|---|",
+        f"\n{title}: tiny {100 * rate:.2f} % ({len(base)} seeds, {base[min(base)]['n_parameters']:,} parameters,"
+        f" {mean_seconds(base):.0f} CPU s)\n",
+        "| arm | steps | CPU s | seeds | PER | ratio to tiny (95 % interval) | difference (95 % interval) | p, Holm |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for (name, n_seeds, run, first, second, found_difference), p in sorted(
+    for (name, n_seeds, runs, first, second, found_difference), p in sorted(
         zip(found, adjusted, strict=True), key=lambda f: f[0][4].rate / f[0][3].rate
     ):
         d = found_difference
         interval = f"{100 * d.estimate:+.2f} ({100 * d.low:+.2f} to {100 * d.high:+.2f})"
+        low, high = ratio_interval(first, second)
+        ratio = f"{second.rate / first.rate:.2f} ({low:.2f} to {high:.2f})"
         lines.append(
-            f"| {name} | {run['steps']} | {n_seeds} | {100 * second.rate:.2f} % | {second.rate / first.rate:.2f} |"
-            f" {interval} | {p:.3f} |"
+            f"| {name} | {runs[min(runs)]['steps']} | {mean_seconds(runs):.0f} | {n_seeds} |"
+            f" {100 * second.rate:.2f} % | {ratio} | {interval} | {p:.3f} |"
         )
     return "\n".join(lines)
+
+
+def ratio_interval(first: Errors, second: Errors) -> tuple[float, float]:
+    """Fieller interval of the ratio second / first: the ratios r for which second - r first does not differ from 0."""
+    limits = []
+    for bound in ("low", "high"):
+        below, above = 0.0, 10.0
+        for _ in range(20):
+            ratio = (below + above) / 2
+            is_positive = getattr(contrast((first, second), (-ratio, 1.0), n_resamples=2000), bound) > 0
+            below, above = (ratio, above) if is_positive else (below, ratio)
+        limits.append(below)
+    return limits[0], limits[1]
+
+
+def mean_seconds(runs: dict[int, dict[str, Any]]) -> float:
+    return statistics.mean(run["cpu_seconds"] for run in runs.values())
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def test_a_fault_in_a_library_is_one_unreadable_file(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is planted in a forked child")
-@pytest.mark.parametrize(("fault", "words"), [(_loop, "more than 0.2 s of computing time"), (_crash, "crashed")])
+@pytest.mark.parametrize(("fault", "words"), [(_loop, "more than 0.2 s of CPU time"), (_crash, "crashed")])
 def test_a_file_that_hangs_or_crashes_its_description_is_one_sentence(
     source: Path, monkeypatch: pytest.MonkeyPatch, fault, words: str
 ) -> None:

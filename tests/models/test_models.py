@@ -10,6 +10,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import (
+    ConvStemSettings,
     FrontEndSettings,
     GRUSettings,
     ModelConfig,
@@ -205,6 +206,30 @@ def test_project_patches_equals_a_product_of_patches(n_bins, size, stride):
     assert torch.autograd.gradcheck(lambda *x: project_patches(*x, patch), [bins, weight, bias])
 
 
+@pytest.mark.parametrize("changes", [{}, {"stem": ConvStemSettings(enabled=True)}])
+def test_a_dilated_patch_is_a_patch_whose_other_weights_are_zero(changes):
+    patch = Patch(bins=9, stride=4, dilation=4)
+    dilated = make_model(patch=patch, session_layer=SessionLayerSettings(dropout=0.0), **changes)
+    dense = make_model(patch=Patch(bins=9, stride=4), session_layer=SessionLayerSettings(dropout=0.0), **changes)
+    weights = dilated.state_dict()
+    sparse = torch.zeros(3 * 6, 9, 5)
+    sparse[:, ::4] = weights["encoder.gru.weight_ih_l0"].unflatten(1, (3, 5))
+    dense.load_state_dict({**weights, "encoder.gru.weight_ih_l0": sparse.flatten(1)})
+    for n_bins in (1, 9, 12, 13, 30, 40, 77):
+        inputs = torch.randn(2, n_bins, 5), torch.full((2,), n_bins), torch.tensor([0, 1])
+        a, b = dilated(*inputs), dense(*inputs)
+        assert a.n_frames.tolist() == b.n_frames.tolist() == [a.frames.shape[1]] * 2
+        torch.testing.assert_close(a.frames, b.frames)
+
+
+@pytest.mark.parametrize(
+    ("bins", "stride", "message"), [(13, 6, "multiple of dilation 4"), (14, 4, "set bins to 13 or 17")]
+)
+def test_dilation_must_fit(bins, stride, message):
+    with pytest.raises(ValueError, match=message):
+        Patch(bins=bins, stride=stride, dilation=4)
+
+
 @pytest.mark.parametrize("from_previous", [False, True])
 def test_low_rank_session_maps(from_previous, tmp_path):
     """The map that sessions share, and its changes; at the start, and after loading, adding and isolating sessions."""
@@ -278,7 +303,8 @@ def test_smoothing_is_a_convolution(taps):
     assert sum(weights) == pytest.approx(1.0)
     bins = torch.randn(2, 75 + taps, 3)
     expected = torch.stack([(bins[:, t : t + taps] * torch.tensor(weights)[:, None]).sum(1) for t in range(76)], 1)
-    torch.testing.assert_close(smooth(bins, weights), expected, atol=1e-6, rtol=0)
+    for every in (1, 2, 3):
+        torch.testing.assert_close(smooth(bins, weights, every), expected[:, ::every], atol=1e-6, rtol=0)
 
 
 def test_inference_equals_training_forward():

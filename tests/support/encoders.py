@@ -64,7 +64,8 @@ TRANSDUCERS = (
 
 @st.composite
 def models(draw, bidirectional=st.booleans(), transducer=st.just(NO_TRANSDUCER)) -> Model:
-    size = draw(st.integers(1, 8))
+    dilation = draw(st.sampled_from([1, 1, 2, 3]))
+    n_sampled = draw(st.integers(1 if dilation == 1 else 2, 8 // dilation + 1))
     front_end = FrontEndSettings(
         normalise=draw(st.sampled_from(["none", "block", "rolling"])),
         log1p=draw(st.booleans()),
@@ -75,7 +76,11 @@ def models(draw, bidirectional=st.booleans(), transducer=st.just(NO_TRANSDUCER))
         ),
         channel_gate=ChannelGateSettings(enabled=draw(st.booleans()), ratio=2),
         stem=ConvStemSettings(enabled=draw(st.booleans()), conv_kernel=draw(st.integers(2, 7))),
-        patch=Patch(bins=size, stride=draw(st.integers(1, size))),
+        patch=Patch(
+            bins=(n_sampled - 1) * dilation + 1,
+            stride=draw(st.integers(1, n_sampled - (dilation > 1))) * dilation,
+            dilation=dilation,
+        ),
     )
     encoder: EncoderSettings = KINDS[draw(st.sampled_from(sorted(KINDS)))](draw, draw(bidirectional))
     torch.manual_seed(draw(st.integers(0, 99)))

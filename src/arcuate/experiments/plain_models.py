@@ -17,7 +17,8 @@ class PlainModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         settings = config.settings
-        self.patch, n_channels = settings.front_end.patch, config.n_channels
+        self.patch, n_channels = settings.front_end.patch.sampled, config.n_channels
+        self.dilation = settings.front_end.patch.dilation
         n_maps = len(config.sessions) if settings.front_end.session_layer.enabled else 0
         self.weights = nn.ParameterList(nn.Parameter(torch.eye(n_channels)) for _ in range(n_maps))
         n_inputs, encoder = n_channels * self.patch.bins, settings.encoder
@@ -35,6 +36,7 @@ class PlainModel(nn.Module):
         """(B, T, C) -> log-probabilities (B, F, V)"""
         if len(self.weights):
             bins = F.softsign(torch.einsum("btc,bcd->btd", bins, torch.stack([self.weights[s] for s in session])))
+        bins = bins[:, :: self.dilation]
         patches = bins.unfold(1, self.patch.bins, self.patch.stride).transpose(2, 3).flatten(2)  # (B, F, bins * C)
         return F.log_softmax(self.head(self.encoder(patches)), dim=-1)
 

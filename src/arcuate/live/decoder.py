@@ -182,6 +182,7 @@ class StreamingDecoder(SentenceStream):
 
     def _start_model(self, statistics: Statistics | None) -> StreamState | ViewStates:
         self._base = self.engine.rolling_model if self._uses_running_statistics else self.engine.model
+        self._model: Any  # a model or its averaged views, each with a type of state of its own
         if self.adapter is not None:
             self._state = self.adapter.state
             self._model, session = self.adapter.model(self._base, self._state), 0

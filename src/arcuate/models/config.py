@@ -21,12 +21,31 @@ class Patch(Settings):
 
     bins: int = Field(14, ge=1, le=200, description="Number of bins in one frame.")
     stride: int = Field(4, ge=1, le=200, description="Stride between frames, in bins.")
+    dilation: int = Field(
+        1,
+        ge=1,
+        le=200,
+        description="Distance between the bins of a frame that the encoder receives: 4 gives it every fourth bin.",
+    )
 
     @model_validator(mode="after")
     def _no_gaps(self) -> "Patch":
         if self.stride > self.bins:
             raise ValueError("stride must not exceed bins: the bins between two patches would be ignored")
+        if self.stride % self.dilation:
+            raise ValueError(f"stride {self.stride} must be a multiple of dilation {self.dilation}")
+        if (self.bins - 1) % self.dilation:
+            bins = self.bins - (self.bins - 1) % self.dilation
+            raise ValueError(
+                f"bins {self.bins} must be one more than a multiple of dilation {self.dilation}, so that a frame ends"
+                f" with a bin in use; set bins to {bins} or {bins + self.dilation}"
+            )
         return self
+
+    @property
+    def sampled(self) -> "Patch":
+        """The same patches over every `dilation`-th bin, as encoders receive them."""
+        return Patch(bins=(self.bins - 1) // self.dilation + 1, stride=self.stride // self.dilation)
 
     def count_frames(self, n_bins: Count) -> Count:
         """floor((max(T, k) - k) / s) + 1 for an int, an array or a tensor of lengths T.

@@ -78,13 +78,23 @@ class FrontEnd(nn.Module):
             self.stem = _Stem(settings.channel_gate, settings.stem, n_channels, causal)
 
     def forward(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Tensor:
-        """Normalised bins to the bins that patches are extracted from. (B, T, C) -> (B, max(T, patch), C)"""
+        """Normalised bins to the bins that patches are extracted from. (B, T, C) -> (B, max(T, patch) / dilation, C)
+
+        Everything from the session layer on is computed for the sampled bins only, except if a stem convolves bins.
+        """
         missing = max(self.settings.patch.bins - bins.shape[1], 0)
         bins = F.pad(bins, (0, 0, self.left, self.right + missing))
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= (n_bins + self.left)[:, None]  # (B, T)
         bins = bins.masked_fill_(is_padding[..., None], 0.0)
+        dilation = self.settings.patch.dilation
+        if self.stem is None:
+            return self._apply_custom(self.session_layer(smooth(bins, self.kernel, dilation), session))
         bins = self._apply_custom(self.session_layer(smooth(bins, self.kernel), session))
-        return bins if self.stem is None else self.stem(bins, n_bins.clamp(min=self.settings.patch.bins))
+        return self.sample(self.stem(bins, n_bins.clamp(min=self.settings.patch.bins)))
+
+    def sample(self, bins: Tensor) -> Tensor:
+        """The bins that the encoder receives; the first one starts a patch. (B, T, …) -> (B, T / dilation, …)"""
+        return bins[:, :: self.settings.patch.dilation]
 
     def _apply_custom(self, bins: Tensor) -> Tensor:
         return bins if self.custom is None else self.custom(bins)
@@ -118,10 +128,13 @@ class FrontEnd(nn.Module):
         return ready, replace(state, normalised=waiting[:, n_smooth:], stem=stem)
 
     def take_patches(self, state: FrontEndState, ready: Tensor) -> tuple[Tensor, FrontEndState]:
-        """Bins of all complete patches (none if fewer than one patch), and the state with the bins later ones need."""
+        """Sampled bins of all complete patches (none if fewer than one), and the state with the bins later ones need.
+
+        Bins wait at full rate, and the first one always starts a patch.
+        """
         available, patch = torch.cat([state.ready, ready], dim=1), self.settings.patch
         n_frames = patch.count_frames(available.shape[1]) if available.shape[1] >= patch.bins else 0
-        return available, replace(state, ready=available[:, n_frames * patch.stride :])
+        return self.sample(available), replace(state, ready=available[:, n_frames * patch.stride :])
 
 
 def normalise(
@@ -185,8 +198,10 @@ def gaussian_kernel(settings: SmoothingSettings) -> list[float]:
 _BAND = 32  # bins smoothed by one product
 
 
-def smooth(bins: Tensor, weights: list[float]) -> Tensor:
+def smooth(bins: Tensor, weights: list[float], every: int = 1) -> Tensor:
     """Convolve every channel with the same kernel, without padding. (B, T, C) -> (B, T - taps + 1, C)
+
+    Of the result only every `every`-th bin is computed, starting with the first.
 
     Computed as products with a small banded (Toeplitz) matrix, `_BAND` bins at a time. The product does about
     (32 + taps) / taps times the arithmetic of a direct convolution, but as a dense matrix product in the given layout:
@@ -195,13 +210,14 @@ def smooth(bins: Tensor, weights: list[float]) -> Tensor:
     taps = len(weights)
     n_trials, n_bins = bins.shape[0], bins.shape[1] - taps + 1
     if taps == 1:
-        return bins
+        return bins[:, ::every]
     band = _band_matrix(tuple(weights), bins.dtype, bins.device)
     pieces = []
     for first in range(0, n_bins, _BAND):
         n = min(_BAND, n_bins - first)
         piece = bins[:, first : first + n + taps - 1]
-        pieces.append(torch.bmm(band[:n, : n + taps - 1].expand(n_trials, -1, -1), piece))
+        rows = band[-first % every : n : every, : n + taps - 1]
+        pieces.append(torch.bmm(rows.expand(n_trials, -1, -1), piece))
     return torch.cat(pieces, dim=1)
 
 

@@ -125,7 +125,7 @@ class Model(nn.Module):
             mode = self._classify_mode(inputs.bins if inputs.clean is None else inputs.clean, inputs.n_bins)
         ready = self.front_end(inputs.bins, inputs.n_bins, inputs.session)
         if self.mode is not None and mode is not None:
-            ready = self.mode.condition(ready, mode.per_bin[:, : ready.shape[1]])
+            ready = self.mode.condition(ready, self.front_end.sample(mode.per_bin)[:, : ready.shape[1]])
         n_frames = self.config.settings.front_end.patch.count_frames(inputs.n_bins)
         start: EncoderState = self.encoder.start(len(inputs.bins))
         lengths = self.count_frames(inputs.lengths)
@@ -189,7 +189,8 @@ class Model(nn.Module):
         precompute = getattr(self.encoder, "precompute", None)
         if precompute is None:
             return state
-        precomputed = precompute(state.encoder, state.front_end.ready, state.precomputed)
+        ready = self.front_end.sample(state.front_end.ready)
+        precomputed = precompute(state.encoder, ready, state.precomputed)
         return replace(state, precomputed=precomputed)
 
     def finish(self, state: StreamState) -> Outputs:
@@ -227,7 +228,7 @@ class Model(nn.Module):
         return frames, StreamState(front_end, encoder, mode, denoiser, precomputed)
 
     def _encode_patches(self, bins: Tensor, state: StreamState) -> tuple[Tensor, EncoderState]:
-        if bins.shape[1] < self.config.settings.front_end.patch.bins:
+        if bins.shape[1] < self.config.settings.front_end.patch.sampled.bins:
             return bins.new_zeros(1, 0, self.encoder.n_outputs), state.encoder
         precomputed = () if state.precomputed is None else (state.precomputed,)
         return self.encoder.step(state.encoder, bins, *precomputed)
@@ -261,7 +262,7 @@ class Model(nn.Module):
 
 
 def make_encoder(settings: ModelSettings, n_channels: int) -> Encoder:
-    patch = settings.front_end.patch
+    patch = settings.front_end.patch.sampled
     match settings.encoder:
         case GRUSettings() as encoder:
             return GRU(encoder, patch, n_channels)

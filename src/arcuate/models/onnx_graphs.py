@@ -348,11 +348,13 @@ def _mode(g: _Graph, bins: str, mode: SpeakingMode, delay: int) -> str:
 def _frame_graph(model: Model, int8: bool, transducer: bool) -> StepGraph:
     g = _Graph("frame", int8)
     patch, n_channels = model.config.settings.front_end.patch, model.config.n_channels
-    given = g.input("patch", (patch.bins, n_channels))
+    sampled = g.input("patch", (patch.bins, n_channels))
+    if patch.dilation > 1:
+        sampled = g.op("Slice", sampled, g.ints(0), g.ints(patch.bins), g.ints(0), g.ints(patch.dilation))
     if not isinstance(model.encoder, GRU | SSM | Transformer):
-        frame = _traced(g, model)
+        frame = _traced(g, sampled, model)
     else:
-        frame = _built_in(g, g.reshape(given, 1, patch.bins * n_channels), model.encoder)
+        frame = _built_in(g, g.reshape(sampled, 1, patch.sampled.bins * n_channels), model.encoder)
     if model.denoiser is not None:
         frame = _denoise(g, frame, model)
     logits = g.linear(frame, model.head.weight, model.head.bias, exact=True)
@@ -374,10 +376,11 @@ def _built_in(g: _Graph, bins: str, encoder: GRU | SSM | Transformer) -> str:
             return _transformer(g, bins, encoder)
 
 
-def _traced(g: _Graph, model: Model) -> str:
+def _traced(g: _Graph, bins: str, model: Model) -> str:
     """The frame of a third-party encoder."""
     settings = model.config.settings
-    step = trace_step(model.encoder, settings.encoder.kind, settings.front_end.patch.bins, model.config.n_channels)
+    n_bins = settings.front_end.patch.sampled.bins
+    step = trace_step(model.encoder, settings.encoder.kind, n_bins, model.config.n_channels, bins)
     for name, initial in step.states:
         g.state(name, initial)
     g.nodes += step.nodes

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from arcuate.errors import UserError
 from arcuate.models.interfaces import Encoder
 
-_PATCH, _FRAME, _STATE = "patch", "frame", "custom."
+_FRAME, _STATE = "frame", "custom."
 _DTYPES = ("float32", "float64", "int64")
 _N_COMPARED = 4  # random patches
 _TOLERANCE = 1e-4
@@ -55,8 +55,8 @@ class _Step(nn.Module):
         return (frames[0], *tree_flatten(after)[0])
 
 
-def trace_step(encoder: Encoder, kind: str, patch_bins: int, n_channels: int) -> TracedStep:
-    """Trace one step of a causal encoder; UserError with the reason if that is not possible."""
+def trace_step(encoder: Encoder, kind: str, patch_bins: int, n_channels: int, name: str) -> TracedStep:
+    """Trace one step of a causal encoder on the patch `name`; UserError with the reason if that is not possible."""
     leaves, structure = tree_flatten(encoder.start(1))
     if not all(isinstance(leaf, Tensor) and str(leaf.dtype).removeprefix("torch.") in _DTYPES for leaf in leaves):
         raise _not_exportable(kind, f"its state must consist of tensors of {', '.join(_DTYPES)}")
@@ -73,8 +73,8 @@ def trace_step(encoder: Encoder, kind: str, patch_bins: int, n_channels: int) ->
                 buffer,  # type: ignore[arg-type]
                 dynamo=False,
                 opset_version=17,
-                input_names=[_PATCH, *names],
-                output_names=[_FRAME, *(f"{name}.new" for name in names)],
+                input_names=[name, *names],
+                output_names=[_FRAME, *(f"{state}.new" for state in names)],
             )
     except Exception as error:
         raise _not_exportable(kind, " ".join(str(error).split())[:200] or type(error).__name__) from error
@@ -83,7 +83,7 @@ def trace_step(encoder: Encoder, kind: str, patch_bins: int, n_channels: int) ->
     if [r.shape for r in results[1:]] != [leaf.shape for leaf in leaves]:
         raise _not_exportable(kind, "the shape of its state changes from step to step")
     traced = onnx.shape_inference.infer_shapes(onnx.load_from_string(buffer.getvalue()))
-    _compare(step, leaves, traced, names, kind)
+    _compare(step, leaves, traced, [name, *names], kind)
     nodes, constants = _plain_nodes(traced.graph)
     initial = [leaf.detach().cpu().numpy() for leaf in leaves]
     return TracedStep(tuple(nodes), tuple(constants), tuple(zip(names, initial, strict=True)), f"{_STATE}{_FRAME}")
@@ -98,7 +98,7 @@ def _compare(step: _Step, leaves: Sequence[Tensor], traced: onnx.ModelProto, nam
         patch = torch.randn(n_bins, n_channels, generator=generator)
         with torch.no_grad():
             frame, *state = step(patch, *state)
-        inputs = {_PATCH: patch.numpy()} | dict(zip(names, own, strict=True))
+        inputs = dict(zip(names, [patch.numpy(), *own], strict=True))
         used = {i.name for i in traced.graph.input}
         outputs: Any = graph.run(None, {name: value for name, value in inputs.items() if name in used})
         found, own = outputs[0], outputs[1:]
