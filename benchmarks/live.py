@@ -93,7 +93,7 @@ def full(args: argparse.Namespace) -> dict[str, Any]:
                 script[:] = list(frames)
                 decoder.reset()
 
-            yield bins, begin
+            yield Sentence(bins, begin)
 
     go_first(args)
     timings = [time_stream(decoder, sentences(), args.seconds, real_time=not args.fast) for _ in range(args.repeat)]
@@ -148,9 +148,9 @@ def streams(args: argparse.Namespace) -> dict[str, Any]:
         for k, decoder in enumerate(decoders):
             if not left[k]:
                 decoder.finish()
-                bins, begin = next(feeds[k])
-                begin()
-                left[k] = list(bins)
+                sentence = next(feeds[k])
+                sentence.start()
+                left[k] = list(sentence.bins)
             push_bin(decoder, left[k].pop(0), found)
     return {"streams": args.streams, **found.summary(80.0)}
 

@@ -3,12 +3,14 @@
 python benchmarks/live_load.py --run runs/demo --minutes 60     # 8 streams, 50 viewers, 4 kills: the full size
 python benchmarks/live_load.py --run runs/demo --minutes 10     # shorter
 python benchmarks/live_load.py --run runs/full --minutes 5 --streams 2 --viewers 12 --kills 1
+python benchmarks/live_load.py --run runs/full --model full.arcx --minutes 60    # exported in int8: eight fit two cores
 
 `runs/full` is a model of full size (44 million parameters, 512 channels); its weights need no training:
 
 arcuate simulate data/full/source --sessions 2 --trials 8 --electrodes 256
 arcuate prepare data/full/source data/full/store
 arcuate train b2t25-gru train.steps=1 train.validate_every=1 --data data/full/store --run runs/full
+arcuate export runs/full full.arcx --int8
 
 Every stream is a server of its own (`arcuate live --source socket --record`), fed in real time with the validation
 trials of the run's store. Meanwhile
@@ -80,7 +82,9 @@ class Stream:
 
     def start(self, args: argparse.Namespace) -> None:
         options = ["--source", "socket", "--port", str(self.port), "--record", str(self.folder / "recording")]
-        command = [sys.executable, "-m", "arcuate", "live", str(args.run), *options, *args.options]
+        if args.model is not None:
+            options += ["--data", str(Run(args.run).data()["path"])]
+        command = [sys.executable, "-m", "arcuate", "live", str(args.model or args.run), *options, *args.options]
         log = (self.folder / "server.log").open("ab")
         position = log.tell()
         self.process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL)
@@ -236,10 +240,13 @@ async def every(seconds: float, action: Callable[[], None]) -> None:
         action()
 
 
-async def run(streams: list[Stream], store: Store, trials: list[Any], args: argparse.Namespace) -> None:
+async def run(
+    streams: list[Stream], store: Store, trials: list[Any], loads: list[float], args: argparse.Namespace
+) -> None:
     seconds = 60 * args.minutes
     until = time.monotonic() + seconds
     measuring = [asyncio.create_task(every(seconds / 10, stream.measure_memory)) for stream in streams]
+    measuring.append(asyncio.create_task(every(min(60.0, seconds / 10), lambda: loads.append(os.getloadavg()[0]))))
     tasks: list[Awaitable[None]] = [feed(stream, store, trials, args, until) for stream in streams]
     tasks += [view(streams[n % len(streams)], n, until + 10) for n in range(args.viewers)]
     tasks += [kill(streams[n % len(streams)], seconds * (n + 1) / (args.kills + 2), args) for n in range(args.kills)]
@@ -282,6 +289,7 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
         "server_cpu_ms_per_frame": round(1000 * sum(s.cpu_s for s in streams) / total("n_frames"), 2),
         "memory_mb_per_stream": round(float(np.mean([s.memory_mb[-1] for s in streams if s.memory_mb])), 1),
         "memory_growth_mb_max": round(max(growth), 1) if growth else None,
+        "memory_mb_by_tenth": [[round(mb) for mb in s.memory_mb] for s in streams],
         "examples": (lost + unrecorded)[:5],
     }
 
@@ -289,6 +297,7 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--model", type=Path, help="exported model (.arcx) of the run, decoded in its place")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--viewers", type=int, default=50)
@@ -299,14 +308,14 @@ def main() -> None:
     sessions = load_model_config(find_checkpoint(args.run)).sessions
     store = Store.open(Path(str(Run(args.run).data()["path"])))
     trials = list(select_trials(store, sessions, "none", False).trials)
-    before = os.getloadavg()[0]
+    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="live-load-") as folder:
         streams = [Stream(n, Path(folder) / str(n)) for n in range(args.streams)]
         try:
             for stream in streams:
                 stream.folder.mkdir()
                 stream.start(args)
-            asyncio.run(run(streams, store, trials, args))
+            asyncio.run(run(streams, store, trials, loads, args))
             for stream in streams:
                 stream.keep_meter()
                 stream.keep_cpu_time()
@@ -319,7 +328,8 @@ def main() -> None:
         logs = b"".join((stream.folder / "server.log").read_bytes() for stream in streams)
     result |= {"exit_codes": sorted(set(codes)), "tracebacks": logs.count(b"Traceback")}
     result |= {"minutes": args.minutes, "streams": args.streams, "viewers": args.viewers, "kills": args.kills}
-    print(json.dumps({**result, "load_before": before, "load_after": os.getloadavg()[0]}))
+    load = {"load_before": loads[0], "load_mean": round(float(np.mean(loads)), 1), "load_max": max(loads)}
+    print(json.dumps({**result, **load}))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
 python benchmarks/simulated_days.py --out runs/simulated-days --seeds 20
 
-Per seed: four sessions of 200 trials on which a small `tiny` is trained for 450 steps, and four later days. Writes
-known-SEED.npz/.jsonl (val and test trials of the known sessions) and later-SEED.npz/.jsonl (all trials of the later
-days, decoded with the layer of the last known session), and drift-SEED.json (every session compared with the last
-known one). `confidence.py simulated` and `error_estimate.py` read them. Seeds whose files exist are not computed again,
-so the command can be stopped and repeated.
+Per seed: four sessions of 300 trials and four later days. A small `tiny` is trained for 450 steps on two of three
+training blocks of the known sessions. Writes known-SEED.npz/.jsonl (all other labelled trials of the known sessions),
+later-SEED.npz/.jsonl (all labelled trials of the later days, decoded with the layer of the last known session), and
+drift-SEED.json (every session compared with the last known one). `confidence.py simulated` and `error_estimate.py` read
+them. Seeds whose files exist are not computed again, so the command can be stopped and repeated.
 """
 
 import argparse
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,19 @@ from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.experiments.train import train
 from arcuate.files import write_json, write_jsonl
 
-SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 200, 32, 450
+SESSIONS, TRIALS, ELECTRODES, STEPS = 4, 300, 32, 450
 LATER = (2, 6, 14, 30)
+
+
+class HeldOut(Store):
+    """A store in which every third training block is part of the val split."""
+
+    def __init__(self, store: Store) -> None:
+        vars(self).update(vars(store))
+        self._files = {}  # own file handles, because training closes its store
+        blocks = sorted({(t.session, t.block) for t in store.trials if t.split == "train"})
+        held_out = set(blocks[2::3])
+        self.trials = tuple(replace(t, split="val") if (t.session, t.block) in held_out else t for t in store.trials)
 
 
 def make_seed(out: Path, seed: int) -> None:
@@ -49,8 +61,8 @@ def make_seed(out: Path, seed: int) -> None:
     prepare_store(work / "source", work / "store")
     changes = [f"data.max_sessions={SESSIONS}", f"train.seed={seed}", f"train.steps={STEPS}", "encoder.width=96"]
     changes += ["train.validate_every=450", "train.checkpoint_every=450", "schedule.peak_lr=0.005"]
-    train("tiny", work / "store", work / "run", overrides=changes)
-    store, decoder = Store.open(work / "store"), load(work / "run")
+    train("tiny", HeldOut(Store.open(work / "store")), work / "run", overrides=changes)
+    store, decoder = HeldOut(Store.open(work / "store")), load(work / "run")
     known = set(decoder.sessions)
     write(out / f"later-{seed}", decoder, store, (t for t in store.trials if t.session not in known))
     arrays = list_arrays(store.layout, store.n_channels)
@@ -67,7 +79,7 @@ def make_seed(out: Path, seed: int) -> None:
         for row, day in zip(compare_sessions(sessions, arrays, last), days, strict=True)
     }
     write_json(out / f"drift-{seed}.json", rows)
-    held_out = (t for t in store.trials if t.session in known and t.split in ("val", "test"))
+    held_out = (t for t in store.trials if t.session in known and t.split != "train")
     write(out / f"known-{seed}", decoder, store, held_out)
     shutil.rmtree(work)
 

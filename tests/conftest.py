@@ -21,9 +21,10 @@ SHARED = Path(__file__).parents[2] / "shared"
 
 
 def pytest_configure() -> None:
-    # A shell without job control starts commands in the background with SIGINT ignored, and children inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # nohup ignores SIGHUP, a shell without job control SIGINT in background commands; children inherit both.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_finish() -> None:

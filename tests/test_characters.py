@@ -1,6 +1,8 @@
 """Character targets through the complete path: store, training, evaluation, words, report, streaming."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 from arcuate.adaptation.evaluate import evaluate_adaptation
 from arcuate.cli.console import TrainingDisplay, err
+from arcuate.cli.doctor import print_diagnosis
 from arcuate.cli.evaluate import print_adaptation, print_evaluation
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
@@ -16,12 +19,18 @@ from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import SearchSource, TrialSource, decode, open_task
 from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.train import train
 from arcuate.files import DECODINGS
+from arcuate.insight.comparison import compare
+from arcuate.insight.doctor import diagnose
+from arcuate.insight.ledger import write_ledger
 from arcuate.insight.report import write_report
+from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import open_lexicon
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.models.io import load_model
+from arcuate.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +67,30 @@ def test_the_command_line_names_the_character_error_rate(
     print_adaptation(evaluate_adaptation(character_run, "one-step", sessions=[]))
     printed = capsys.readouterr().out
     assert "CER by session (val)" in printed and "CER" in printed.splitlines()[-1] and "PER" not in printed
+
+
+def test_pages_and_tables_of_several_runs_name_the_character_error_rate(
+    character_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compare, runs, ledger, doctor and board; PER must not occur."""
+    for name in ("a", "b"):
+        shutil.copytree(character_run, tmp_path / "runs" / name, symlinks=True)
+    entries = list_runs(tmp_path / "runs")
+    assert entries.rate_name == "CER" and [entry.rate_name for entry in entries] == ["CER", "CER"]
+    comparison = compare(tmp_path / "runs" / "a", tmp_path / "runs" / "b", html=tmp_path / "compare.html")
+    diagnosis = diagnose(tmp_path / "runs" / "a", html=tmp_path / "doctor.html")
+    assert "CER" in comparison.method and diagnosis.error_name == "CER"
+    print_diagnosis(diagnosis)
+    texts = [write_ledger(tmp_path / "runs"), capsys.readouterr().out]
+    for page in ("compare.html", "doctor.html"):
+        body = (tmp_path / page).read_text("utf-8").partition("<body>")[2]
+        texts.append(body.partition("<script>")[0])  # without the Vega bundle
+    for text in texts:
+        assert "CER" in text and not re.search(r"\bPER\b", text)
+
+
+def test_lists_of_runs_on_different_alphabets_name_both_error_rates(character_run: Path, tmp_path: Path) -> None:
+    assert run_rate_name(Run(tmp_path), Run(character_run)) == "PER / CER"
 
 
 def test_words_are_spelled(character_run: Path, tmp_path: Path) -> None:

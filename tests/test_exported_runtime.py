@@ -197,12 +197,17 @@ def test_forged_states_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
+    """Another process continues the sentence of a saved state."""
     path = export_model(tmp_path / "m.arcx", small_model())
+    decoder: SentenceStream = Decoder.load(path)
+    decoder.push(bins(80)[:37])
+    (tmp_path / "state").write_bytes(decoder.save_state())
     code = without(*ABSENT, "onnx") + (
         "import numpy as np\n"
         "from arcuate.runtime import Decoder\n"
         f"decoder = Decoder.load({str(path)!r})\n"
-        "decoder.push(np.random.default_rng(0).normal(1.0, 2.0, (80, 6)))\n"
+        f"decoder.load_state(open({str(tmp_path / 'state')!r}, 'rb').read())\n"
+        "decoder.push(np.random.default_rng(0).normal(1.0, 2.0, (80, 6))[37:])\n"
         "best = decoder.finish()\n"
         "assert len(best.confidences) == len(best.words) > 0\n"
         "print(best.text)\n"
@@ -210,8 +215,7 @@ def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    decoder: SentenceStream = Decoder.load(path)
-    decoder.push(bins(80))
+    decoder.push(bins(80)[37:])
     assert done.stdout.strip() == decoder.finish().text
 
 

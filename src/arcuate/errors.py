@@ -1,6 +1,7 @@
-"""The exception whose message is shown to users, escaping of unsafe text, and files that must not be read."""
+"""The exception whose message is shown to users, escaping of unsafe text, files that must not be read, and memory."""
 
 import errno
+import mmap
 import os
 import stat
 from pathlib import Path
@@ -47,3 +48,31 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
         raise OSError(errno.EINVAL, "it is a device, a socket or a pipe, not a file", str(path))
     if max_bytes is not None and found.st_size > max_bytes:
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {max_bytes:,} are read", str(path))
+
+
+def has_memory(n_bytes: int, address_space: bool = False) -> bool:
+    """Whether the limits of the process (`ulimit -v`, `ulimit -d`) leave `n_bytes`, which are reserved for a moment.
+
+    No page is touched, so this takes microseconds. `address_space`: addresses without memory, which only `ulimit -v`
+    limits.
+    """
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no such limits
+        return True
+    access = 0 if address_space else mmap.PROT_READ | mmap.PROT_WRITE
+    try:
+        mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=access).close()
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        return False
+    return True
+
+
+def require_memory(n_bytes: int, purpose: str, address_space: bool = False) -> None:
+    """Raise MemoryError if the limits of the process leave less than `n_bytes`.
+
+    For compilers and libraries in C++ and Rust, which abort the process when an allocation fails.
+    """
+    if not has_memory(n_bytes, address_space):
+        kind = " of address space" if address_space else ""
+        raise MemoryError(f"{purpose} needs {n_bytes / 2**20:,.0f} MB{kind}")

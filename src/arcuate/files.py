@@ -5,6 +5,7 @@ renamed, so that the destination is never incomplete, even if the process is kil
 """
 
 import ctypes
+import difflib
 import errno
 import json
 import math
@@ -143,7 +144,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
 
 
 def old_folder(path: Path) -> Path:
-    """Where `replace_folder` keeps the previous folder while it has no other way."""
+    """Path where `replace_folder` keeps the previous folder on systems without an atomic exchange."""
     return path.with_name(f".{path.name}.old")
 
 
@@ -363,7 +364,7 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
 
 def save_npz(path: Path, arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
-        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` cannot be told not to
+        if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` has no option to prevent it
             raise ValueError(f"{name}: an array of objects cannot be written without pickle")
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
@@ -374,7 +375,7 @@ _MAX_EXPANSION = 100  # bytes per stored byte; recordings and scores have up to 
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file, those of `names` if given; ValueError if it is damaged or holds other than plain arrays.
+    """Arrays of an .npz file (`names`, or all); ValueError if it is damaged or contains anything but plain arrays.
 
     The sizes in the archive and in the headers of the arrays are compared before anything is inflated or allocated.
     """
@@ -397,7 +398,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of an .npy file; ValueError if it is damaged or holds other than numbers or text."""
+    """The array of an .npy file; ValueError if it is damaged or contains anything but numbers or text."""
     with path.open("rb") as stream:
         return _read_npy(stream, path.stat().st_size)
 
@@ -511,6 +512,16 @@ def check_resources(error: BaseException, path: Path) -> None:
 def describe_error(error: Exception) -> str:
     """One line on why a file cannot be read: the system's message or the parser's."""
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+
+
+def similar_folder(path: Path, file: str) -> Path | None:
+    """The folder beside a missing one that has `file` and the most similar name, if any is similar."""
+    try:
+        names = [p.name for p in path.parent.iterdir() if (p / file).is_file() and not p.name.startswith(".")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / near[0] if near else None
 
 
 def find_package_file(package: str, name: str) -> Path | None:

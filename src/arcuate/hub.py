@@ -87,7 +87,7 @@ def is_hub_name(path: object) -> bool:
 
 
 def parse_name(text: str, revision: str | None = None) -> HubName:
-    """Parse [hf:]ORG/NAME[@REVISION]; `revision` is one that was given apart."""
+    """Parse [hf:]ORG/NAME[@REVISION]; `revision` is a separately given one."""
     repository, at, own = text.removeprefix(PREFIX).partition("@")
     if at and revision is not None and own != revision:
         raise UserError(f"{text!r:.100} and --revision {revision!r:.60} name different revisions; give one of them")
@@ -172,7 +172,7 @@ def _check_listing(name: HubName, info: Any) -> tuple[str, list[_RemoteFile]]:
     """Commit and files to download, from the answer of the hub."""
     commit, siblings = info.sha, info.siblings
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise UserError(f"the hub states no commit for {name}; its answer is not that of a Hugging Face Hub")
+        raise UserError(f"the hub lists no commit for {name}; check HF_ENDPOINT")
     if not isinstance(siblings, list) or len(siblings) > _MAX_FILES:
         raise UserError(f"the hub lists no files of {name} or too many; choose another revision")
     listed = [_RemoteFile(s.rfilename, s.size, getattr(s.lfs, "sha256", None), s.blob_id) for s in siblings]
@@ -265,7 +265,7 @@ def explain_errors(name: HubName) -> Iterator[None]:
     except (transport, LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
         raise UserError(
             f"cannot reach {host} for {name} ({type(error).__name__}); check the network and HF_ENDPOINT; a commit that"
-            " was downloaded before works without: hf:ORG/NAME@COMMIT"
+            " was downloaded before works offline: hf:ORG/NAME@COMMIT"
         ) from None
     except OSError as error:
         if error.errno is not None:  # of this machine, such as a full disk
@@ -273,6 +273,5 @@ def explain_errors(name: HubName) -> Iterator[None]:
         raise UserError(f"the download of {name} is incomplete ({type(error).__name__}); try again") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{host} gave an answer for {name} that is not that of a Hugging Face Hub ({type(error).__name__}); check"
-            " HF_ENDPOINT"
+            f"{host} returned an invalid response for {name} ({type(error).__name__}); check HF_ENDPOINT"
         ) from None

@@ -96,8 +96,8 @@ def load_component(group: str, kind: str) -> Any:
 def _without_current_folder() -> Iterator[None]:
     """Import installed packages as if the program had been started elsewhere.
 
-    The folder of a project is often called like the package in it. Started beside it with `python -m`, Python would
-    take that folder for a namespace package, and not find the package that is installed from it.
+    A project folder often has the same name as the package in it. With `python -m` in the parent of that folder, Python
+    would import the folder as a namespace package instead of the installed package.
     """
     kept = sys.path[:]
     here = {"", os.getcwd()}

@@ -1,6 +1,5 @@
 """The run folder: the only interface between training and the programs that read its results."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from arcuate.config import Settings, read_yaml, to_yaml
 from arcuate.errors import UserError
-from arcuate.files import exclusive_lock, read_json, read_jsonl, write_json, write_text
+from arcuate.files import exclusive_lock, read_json, read_jsonl, similar_folder, write_json, write_text
 from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
@@ -105,7 +104,7 @@ def open_run(run: RunLike) -> Run:
     if path.suffix == ".arcx" and path.is_file():
         raise UserError(f"{path} is an exported model, and this needs a run folder; name the run that was exported")
     if not path.is_dir():
-        near = _similar_run(path)
+        near = similar_folder(path, "recipe.yaml")
         remedy = f"did you mean {near}?" if near else f"train one with: arcuate train tiny --data STORE --run {path}"
         raise UserError(f"no run folder {path}; {remedy}")
     if not any((path / name).is_file() for name in ("recipe.yaml", "model.json")):
@@ -113,16 +112,6 @@ def open_run(run: RunLike) -> Run:
         seeds = f"; it contains runs of several seeds, give one of them, such as {inside[0]}" if inside else ""
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml{seeds}")
     return Run(path)
-
-
-def _similar_run(path: Path) -> Path | None:
-    """The run beside a missing one whose name is most similar, if any is."""
-    try:
-        names = [p.name for p in path.parent.iterdir() if (p / "recipe.yaml").is_file() and not p.name.startswith(".")]
-    except OSError:
-        return None
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return path.parent / near[0] if near else None
 
 
 def has_checkpoint(run: RunLike, which: str = "best") -> bool:
@@ -192,6 +181,7 @@ def lock_run(run: Run) -> Iterator[None]:
 
 def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) -> None:
     """Check that a folder is new, empty or, with `resume`, a run. `can_resume`: mention --resume in the message."""
+    check_local(path, "--run")
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -205,6 +195,12 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
         f"{path} exists and is not empty; choose another --run"
         + (", or add --resume to continue it" if can_resume else "")
     )
+
+
+def check_local(path: Path, option: str) -> None:
+    """Reject an output folder that every later command would take for a model on the hub."""
+    if is_hub_name(path):
+        raise UserError(f"{option} {path}: names with hf: are models on the hub, which are only read; choose a folder")
 
 
 def unfinished_reason(run: Run) -> str | None:

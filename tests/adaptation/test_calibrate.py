@@ -189,7 +189,7 @@ def test_errors_are_reported_before_anything_is_written(
 def test_nothing_is_written_into_the_parent(new_days: Path) -> None:
     before = contents(new_days / "run")
     words = ("--data", new_days / "store", "--session", SAME, "--run", new_days / "run" / "day")
-    assert_refused(arcuate("calibrate", new_days / "run", *words), "is not changed")
+    assert_refused(arcuate("calibrate", new_days / "run", *words), "is inside the parent run")
     assert contents(new_days / "run") == before
 
 

@@ -93,4 +93,4 @@ def test_several_at_once(bench: Bench) -> None:
 @pytest.mark.parametrize("bench", UNSLOWED, indirect=True)
 def test_a_limit_on_memory(bench: Bench) -> None:
     for megabytes in (0, 1, 4, 16, 64, 256):
-        bench.check(Fault("memory", megabytes))  # the compiler of Numba may abort; nothing incomplete is left
+        bench.check(Fault("memory", megabytes))

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,16 @@ from arcuate.data.quality import find_problems
 from arcuate.data.store import Store, is_store
 from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
-from arcuate.errors import UserError
+from arcuate.errors import UserError, has_memory
 from arcuate.evaluation.evaluate import check_outputs
 from arcuate.files import read_json, read_jsonl
+from arcuate.insight import render
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.runs import list_runs
+from arcuate.language.jit import njit
 from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
-from arcuate.models.io import load_model
+from arcuate.models.io import load_model, save_model
 from support.cli import assert_refused
 from support.fabricate_runs import make_run
 from support.forking import arcuate
@@ -68,6 +71,43 @@ def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "flood"], capture_output=True, text=True, check=False)
     assert_refused(done, "not enough memory")
+
+
+@pytest.mark.parametrize("limit", ["-v", "-d"])
+def test_no_command_starts_without_memory(limit: str) -> None:
+    """Below this, numpy's BLAS and the imports of Python end in tracebacks."""
+    command = f"ulimit {limit} 60000 && exec {shlex.quote(sys.executable)} -m arcuate --version"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert_refused(done, "error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)")
+
+
+@contextlib.contextmanager
+def little_memory(megabytes: int) -> Iterator[None]:
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + megabytes * 2**20, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
+def test_libraries_that_abort_without_memory_are_not_called(tmp_path: Path) -> None:
+    """The safetensors library and LLVM end the process, with a signal, when an allocation fails."""
+    model, compiled = load_model(GOLDEN / "model"), njit(lambda x: x + 1)
+    with little_memory(16):
+        with pytest.raises(MemoryError, match=r"reading model\.safetensors needs \d+ MB"):
+            load_model(GOLDEN / "model")
+        with pytest.raises(MemoryError, match=r"writing .*safetensors.* needs \d+ MB"):
+            save_model(tmp_path / "model", model)
+        with pytest.raises(MemoryError, match="the compiler needs 256 MB"):
+            compiled(1)
+        render._load_renderer.cache_clear()
+        with pytest.raises(MemoryError, match="drawing charts needs 700 MB"):
+            render._load_renderer()
+    assert has_memory(2**20, address_space=True) and not has_memory(2**62, address_space=True)
+    assert compiled(1) == 2 and not any((tmp_path / "model").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,17 @@ def test_wrong_mappings_are_explained(small: Store, tmp_path: Path, change: dict
         prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb", mapping=mapping)
 
 
+@pytest.mark.parametrize(("place", "is_external"), [("acquisition/bins", True), ("intervals/trials/text", False)])
+def test_links_are_refused(small: Store, tmp_path: Path, place: str, is_external: bool) -> None:
+    files = export_data(small, tmp_path / "nwb").files
+    with h5py.File(files[0], "r+") as data:
+        data.move(place, "elsewhere")
+        data[place] = h5py.ExternalLink(str(files[1]), f"/{place}") if is_external else h5py.SoftLink("/elsewhere")
+    store = prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb")
+    assert store.sessions == ("t15.2023.09.01",) and store.report.unreadable
+    assert all("link" in row.detail for row in store.report.unreadable), store.report.unreadable
+
+
 @pytest.mark.parametrize("field", ["text", "tokens", "block", "split", "number", "corpus", "mode"])
 def test_a_column_that_is_named_and_absent_is_refused(small: Store, tmp_path: Path, field: str) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
@@ -245,6 +256,8 @@ def test_exports_do_not_overwrite(small: Store, tmp_path: Path) -> None:
 
 def test_describe_on_the_command_line(small: Store, tmp_path: Path) -> None:
     file = export_data(small, tmp_path / "nwb").files[0]
+    with h5py.File(file, "r+") as data:
+        data["acquisition"].create_dataset("x\ntext: other", data=[1])  # stays in its comment
     done = arcuate("prepare", file, "--describe")
     assert "acquisition/bins/data" in done.stdout and "text: text" in done.stdout
     assert read_mapping(done.stdout) == EXPORTED.model_dump(mode="json")  # the output is a mapping file

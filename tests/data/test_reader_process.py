@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.data import describe
+from arcuate.data.describe import describe_file
 from arcuate.data.prepare import prepare_store
 from arcuate.data.readers import process
 from arcuate.data.readers.release import find_source, read_trials
@@ -45,7 +47,7 @@ def _flood() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is planted in a forked child")
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(_loop, "more than 0.5 s of computing time"), (_crash, "crashed (SIGSEGV)"), (_flood, "Unable to allocate")],
+    [(_loop, "more than 0.5 s of CPU time"), (_crash, "crashed (SIGSEGV)"), (_flood, "Unable to allocate")],
 )
 def test_a_fault_in_a_library_is_one_unreadable_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault, words: str
@@ -67,6 +69,20 @@ def test_a_fault_in_a_library_is_one_unreadable_file(
     assert report.trials == 7  # one trial was read before the fault, and the other files are complete
     store = Store.open(tmp_path / "store")
     assert store.find_changed() == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is planted in a forked child")
+@pytest.mark.parametrize(("fault", "words"), [(_loop, "more than 0.2 s of CPU time"), (_crash, "crashed")])
+def test_a_file_that_hangs_or_crashes_its_description_is_one_sentence(
+    source: Path, monkeypatch: pytest.MonkeyPatch, fault, words: str
+) -> None:
+    path = source / BAD / "data_train.hdf5"
+    assert describe_file(path).entries
+    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 0.2)
+    monkeypatch.setattr(describe, "whosmat", lambda path: fault())
+    path.with_suffix(".mat").write_bytes(b"MATLAB 5.0")
+    with pytest.raises(UserError, match=words):
+        describe_file(path.with_suffix(".mat"))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

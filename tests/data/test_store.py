@@ -170,6 +170,11 @@ def test_an_empty_folder_can_be_filled(source: Path, tmp_path: Path) -> None:
     assert Store.open(tmp_path / "empty").trials
 
 
+def test_a_misspelt_store_gets_the_nearest_one(store: Store) -> None:
+    with pytest.raises(UserError, match=f"did you mean {store.path}?"):
+        Store.open(store.path.with_name(store.path.name[:-1]))
+
+
 def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
@@ -322,7 +327,7 @@ def test_changed_statistics_are_found(tmp_path: Path, name: str) -> None:
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise(seed=i)) for i in range(3)])
     store = prepare(tmp_path / "source", tmp_path / "store")
     (path,) = (tmp_path / "store" / "sessions").iterdir()
-    for value, message in ((2, "were changed"), (np.nan, "not statistics|were changed")):
+    for value, message in ((2, "were changed"), (np.nan, "invalid statistics|were changed")):
         with h5py.File(path, "a") as file:
             array = file[name]
             array[...] = (array[:] + 1) * value if array.dtype.kind == "f" else array[:] + 1

@@ -7,6 +7,7 @@ import pytest
 from arcuate.data import verify as module
 from arcuate.data.verify import RELEASES, verify
 from arcuate.errors import UserError
+from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 
@@ -38,6 +39,7 @@ def test_half_a_download_of_the_real_release(tmp_path: Path) -> None:
     result = verify(tmp_path / "data")
     found = {check.what: (check.found, check.expected) for check in result.checks}
     assert not result.complete and found["sessions"] == ("2", "45") and found["val trials"] == ("1", "1,426")
+    assert arcuate("verify", tmp_path / "data").returncode == 1
 
 
 def test_archives_by_size(tmp_path: Path) -> None:

@@ -41,3 +41,11 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text("utf-8"))
         assert [url for url in loaded if "canonical" not in url] == [], page
+
+
+def test_every_task_is_one_click_from_the_start_page(site: Path) -> None:
+    start = (site / "index.html").read_text("utf-8")
+    article = start[start.index("<article") : start.index("</article>")]
+    how_to = sorted(f"how-to/{path.stem}" for path in (ROOT / "docs" / "how-to").glob("*.md"))
+    tasks = ["your-data", "your-encoder", "scaling", "export", "board", "new-days", "tutorials/t15-on-a-gpu", *how_to]
+    assert [name for name in tasks if f'href="{name}.html"' not in article] == []

@@ -170,7 +170,7 @@ def test_candidates_are_normalised_and_keep_their_reference(tmp_path: Path) -> N
         ({"id": "x", "candidates": ["a"], "scores": [float("nan")]}, ["line 2", "finite"]),
         ({"id": "x", "candidates": ["a"], "scores": ["1"]}, ["line 2", "finite"]),
         ({"id": "x", "candidates": ["a"], "text": 5}, ["line 2", "reference"]),
-        ({"id": "first", "candidates": ["a"]}, ["line 2", "line 1 already", "first"]),
+        ({"id": "first", "candidates": ["a"]}, ["line 2", "already on line 1", "first"]),
         ({"id": ["x"], "candidates": ["a"]}, ["line 2", "id"]),
         ({"id": "x", "nbest": [{"text": "a", "score": 1.0}, {"text": "b"}]}, ["line 2", "entry 2"]),
         ({"id": "x", "nbest": {"text": "a"}}, ["line 2", "list"]),

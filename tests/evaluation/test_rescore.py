@@ -192,7 +192,7 @@ def test_the_acoustic_weight_of_the_search_is_recovered_from_its_scores(tmp_path
         ({"id": "2", "nbest": ["a", "b"]}, ["line 2", "entry 1", "acoustic"]),
         ({"id": "2", "nbest": [{"text": "a", "score": 1}]}, ["line 2", "acoustic and lm"]),
         ({"id": "2", "nbest": [entry("a", float("nan"), 0.0)]}, ["line 2", "finite"]),
-        ({"id": "1", "nbest": []}, ["line 2", "line 1 already"]),
+        ({"id": "1", "nbest": []}, ["line 2", "already on line 1"]),
     ],
 )
 def test_errors_name_the_malformed_line(tmp_path: Path, row: object, words: list[str]) -> None:

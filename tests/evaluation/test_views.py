@@ -13,6 +13,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.train import train
+from arcuate.live.decoder import StreamingDecoder
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
@@ -48,6 +49,27 @@ def test_views_without_noise_are_the_trial_itself(run: Path, cohort_store: Path)
     same, plain = decoded(run, cohort_store, 4, views=2, view_noise=0.0), decoded(run, cohort_store, 4)
     for a, b in zip(same, plain, strict=True):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_streamed_views_are_those_of_complete_trials(run: Path, cohort_store: Path, chunk: int) -> None:
+    stream = StreamingDecoder.load(run, lm=None, views=3, view_noise=0.5, warm=False)
+    store = Store.open(cohort_store)
+    for whole in decoded(run, cohort_store, 4, views=3, view_noise=0.5)[:2]:
+        stream.reset(whole.trial.session, store.block_statistics(whole.trial))
+        bins, frames = store.read_bins(whole.trial), []
+        for first in range(0, len(bins), chunk):
+            frames.append(stream.push(bins[first : first + chunk]).log_probs)
+            stream.precompute()
+        n_before_end = sum(map(len, frames))
+        assert tuple(stream.finish().tokens) == whole.tokens
+        assert whole.log_probs is not None and 0 < n_before_end <= len(whole.log_probs)
+        np.testing.assert_allclose(np.concatenate(frames), whole.log_probs[:n_before_end], atol=1e-4)
+
+
+def test_views_exclude_adaptation(run: Path) -> None:
+    with pytest.raises(UserError, match="--views and --adapt are mutually exclusive"):
+        StreamingDecoder.load(run, lm=None, views=2, adapt="statistics")
 
 
 def test_views_need_the_ctc_head(run: Path) -> None:

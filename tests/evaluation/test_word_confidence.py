@@ -9,8 +9,8 @@ import yaml
 from test_decode import ARPA, LEXICON, fake_log_probs
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.confidence import probability
-from arcuate.decoding.config import Logistic, read_decoding_config
+from arcuate.decoding.confidence import SessionWords, probability
+from arcuate.decoding.config import ConfidenceConfig, Logistic, read_decoding_config
 from arcuate.evaluation.confidence import (
     accept_threshold,
     are_correct,
@@ -67,6 +67,34 @@ def test_the_threshold_accepts_all_or_none_where_that_is_the_answer() -> None:
     assert accept_threshold(values, np.zeros(100, bool), 0.95) == 1.0
 
 
+def test_acceptance_follows_the_difficulty_of_a_session() -> None:
+    rng = np.random.default_rng(0)
+    calibration = rng.normal(2.5, 2.0, 4000)
+    right = rng.random(4000) < probability(calibration)
+    fixed = accept_threshold(probability(calibration), right, 0.95)
+    quantiles = tuple(np.quantile(calibration, (np.arange(20) + 0.5) / 20))
+    model = ConfidenceConfig(log_odds=quantiles, accept_above=fixed, session_weight=0.0)
+    session, shifts, accepted, outcomes, plain = SessionWords(model), [], [], [], []
+    for _ in range(400):  # sentences of a harder session
+        words = rng.normal(0.5, 2.0, 10)
+        shift, threshold = session.add(words)
+        shifts.append(shift)
+        accepted += (probability(words + shift) >= threshold).tolist()
+        plain += (probability(words) >= fixed).tolist()
+        outcomes += (rng.random(10) < probability(words)).tolist()
+    assert set(shifts) == {0.0}
+    assert np.mean(np.array(outcomes)[plain]) < 0.93  # the fixed threshold is too low here
+    assert np.mean(np.array(outcomes)[accepted]) == pytest.approx(0.95, abs=0.015)
+
+
+def test_sessions_are_shifted_by_their_mean_and_start_with_the_calibration() -> None:
+    model = ConfidenceConfig(log_odds=(1.0, 2.0, 3.0), session_weight=0.5, session_words=10.0)
+    session = SessionWords(model)
+    assert session.add(np.empty(0)) == (0.0, pytest.approx(float(probability(np.array(3.0)))))
+    assert session.add(np.full(10, -2.0))[0] == pytest.approx(-0.5 * ((10 * 2.0 + 10 * -2.0) / 20 - 2.0) ** 2)
+    assert SessionWords(ConfidenceConfig(log_odds=(), accept_above=0.7)).add(np.zeros(3)) == (0.0, 0.7)
+
+
 def test_words_are_right_where_the_alignment_leaves_them() -> None:
     assert are_correct("I see the dog.", ["i", "see", "a", "dog", "dog"]) in (
         [True, True, False, True, False],
@@ -107,10 +135,11 @@ def test_tune_calibrates_and_decode_uses_the_calibration(noisy: Path, tmp_path: 
     assert after.metrics.confidence.words.ece < 0.1
     assert after.metrics.confidence.words.brier < before.metrics.confidence.words.brier
     rows = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
-    for row in rows:
+    for row, transcript in zip(rows, after, strict=True):
         assert 0.0 <= row["probability"] <= 1.0
-        for word in row["words"]:
-            assert word["accepted"] == (word["confidence"] >= settings.confidence.accept_above)
+        best = transcript.n_best[0]
+        assert [word["accepted"] for word in row["words"]] == [p >= best.accept_above for p in best.confidences]
+    assert len({t.n_best[0].accept_above for t in after}) > 4  # it follows the words of each of the four sessions
     assert yaml.safe_load(weights.read_text())["confidence"]["word"]["weights"]
 
 

@@ -9,8 +9,8 @@ import pytest
 from arcuate.config import merge, parse_settings, to_tree
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import (
-    Place,
     Recipe,
+    RecipeLocation,
     diff_recipes,
     load_recipe,
     official_ancestor,
@@ -64,7 +64,7 @@ def is_redundant(own: Mapping[str, Any], path: tuple[str, ...], parent: str, rec
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT, *ATTEMPTS])
 def test_a_recipe_states_only_its_differences(name: str) -> None:
-    own, recipe = read_tree(Place(name)), load_recipe(name)
+    own, recipe = read_tree(RecipeLocation(name)), load_recipe(name)
     parent = own["extends"]
     stated = [path for path in leaves(own) if path[0] not in DESCRIPTIVE_KEYS]
     assert [".".join(p) for p in stated if is_redundant(own, p, parent, recipe)] == []
@@ -80,7 +80,7 @@ def test_a_redundant_setting_is_detected() -> None:
 
 @pytest.mark.parametrize("name", [*RUNS, *EXACT, *ATTEMPTS])
 def test_every_run_has_a_summary_and_notes(name: str) -> None:
-    own = read_tree(Place(name))
+    own = read_tree(RecipeLocation(name))
     assert own["summary"] and "\n" not in own["summary"]
     assert len(own["notes"]) > 100
     assert official_ancestor(name) == ("b2t24-gru" if name in RUNS else "b2t25-gru")

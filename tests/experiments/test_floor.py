@@ -13,6 +13,8 @@ from arcuate.experiments.train import train
 from arcuate.files import read_json
 from support.benchmarks import load
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+
 
 def flags(store: Store) -> dict[str, bool]:
     training = [t for t in store.trials if t.split == "train"]
@@ -62,7 +64,9 @@ def test_exchanged_and_silent_input_carry_no_neural_information(cohort: Store) -
 def test_the_floor_is_trained_scored_and_kept(cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train("tiny", cohort_store, run, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
-    floor = measure_floor(run, lm=None)
+    floor = measure_floor(run, lm=str(GOLDEN / "words.alm"), lexicon=str(GOLDEN / "lexicon.txt"))
     assert set(floor.per_floor) == {"exchanged", "silence"} and floor.lowest is not None
+    assert floor.wer is not None and set(floor.wer_floor) == {"exchanged", "silence", "language model"}
+    assert "floor" in floor.summary() and "with the language model alone" in floor.summary()
     assert floor.to_dict() == read_json(run / "results" / "floor" / "val.json")
-    assert "floor" in floor.summary() and len(floor.shortcuts) == 3
+    assert len(floor.shortcuts) == 3

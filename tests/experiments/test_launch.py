@@ -57,6 +57,9 @@ def test_workers_share_an_experiment(command: str, tmp_path: Path) -> None:
         (TRAIN[:4], "needs --run"),
         ([*TRAIN, "--dry-run"], "before --"),
         ([*TRAIN, "--seeds", "x"], "--seeds x"),
+        ([*TRAIN, "--seeds", "9" * 5000], "--seeds 999"),
+        ([*TRAIN[:4], "--run", "a\nrm -r x"], "control character or %"),
+        (["sweep", "--out=a%j"], "control character or %"),
         ([*TRAIN, "--seeds", "2", "--from", "OTHER"], "cannot be launched together"),
         (["sweep", "--out", "D", "--storage", "postgresql://me:secret@host/db"], "contains a password"),
     ],
@@ -83,6 +86,18 @@ def test_impossible_jobs_are_refused(words: list[str], problem: str) -> None:
 def test_impossible_settings_are_refused(settings: SlurmSettings, problem: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=problem):
         launch([*TRAIN[:-1], str(tmp_path / "run")], settings, dry_run=True)
+
+
+@pytest.mark.parametrize("options", [{"gpus": 4}, {"processes": 2}, {"nodes": 2, "gpus": 1}])
+@pytest.mark.parametrize("words", [["sweep", "tiny", "x", "--out"], ["ablate", "tiny", "a:b=c", "--out"], None])
+def test_trainings_of_different_processes_never_join(
+    words: list[str] | None, options: dict[str, int], tmp_path: Path
+) -> None:
+    """Every process of a job gets a rank, and the trainings that a sweep starts would form one group."""
+    arguments = [*(words or [*TRAIN[:-1]]), str(tmp_path / "out"), *([] if words else ["--seeds", "2"])]
+    with pytest.raises(UserError, match=r"one process each, but .* start \d processes per job"):
+        launch(arguments, SlurmSettings(**options), dry_run=True)
+    assert launch(arguments, SlurmSettings(gpus=1), dry_run=True).tasks
 
 
 def test_the_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def _info_answer(hub: Hub, commit: str) -> bytes:
 
 def test_faulty_servers(run: Path, hub: Hub) -> None:
     push(run, "lab/t15")
-    cases = {500: "500 Internal Server Error", 403: "403 Forbidden", b"<html>": "not that of a Hugging Face Hub"}
+    cases = {500: "500 Internal Server Error", 403: "403 Forbidden", b"<html>": "invalid response"}
     for answer, message in cases.items():
         hub.answers = {"/api/models/lab/t15": answer}
         with pytest.raises(UserError, match=message):
@@ -246,7 +246,7 @@ def test_code_in_a_downloaded_model_is_not_imported(run: Path, hub: Hub, tmp_pat
 
 def test_the_command_asks_and_never_prints_the_token(run: Path, hub: Hub, tmp_path: Path) -> None:
     refused = arcuate_command(["push", str(run), "lab/t15"], hub, tmp_path)
-    assert refused.returncode == 2 and "needs --yes" in refused.stderr and hub.requests == []
+    assert refused.returncode == 2 and "confirm with --yes" in refused.stderr and hub.requests == []
     listed = arcuate_command(["push", str(run), "lab/t15", "--dry-run", "--json"], hub, tmp_path)
     assert [f["name"] for f in json.loads(listed.stdout)["files"]] == UPLOADED and hub.requests == []
     pushed = arcuate_command(["push", str(run), "lab/t15", "--yes", "--private"], hub, tmp_path)

@@ -123,7 +123,7 @@ def test_official_recipes_are_not_warned_about(name: str) -> None:
             "optimizer.eps=1e-8",
             ["optimizer.eps (0.1 → 1e-08)", "0.2 → 2e+06", "about the learning rate, 0.02"],
         ),
-        ("loss.ctc.reduction=sum_per_trial", ["0.2 → 0.2", "30–40 times, the target length, larger"]),
+        ("loss.ctc.reduction=sum_per_trial", ["0.2 → 0.2", "30–40 times (the target length) larger"]),
     ],
 )
 def test_one_changed_without_the_others_is_warned_about(override: str, words: list[str]) -> None:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.subprocess_train import check_new_folder
 from arcuate.files import append_jsonl, read_jsonl
-from arcuate.run import Run, create_run, is_untouched, lock_run
+from arcuate.run import Run, check_run_folder, create_run, is_untouched, lock_run
 from support.cli import assert_refused
 from support.forking import arcuate
 
@@ -128,6 +129,12 @@ def test_resuming_a_folder_that_is_not_a_run_writes_nothing(cohort_store: Path, 
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path, "--resume")
     assert_refused(done, "not a run folder")
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("check", [check_run_folder, lambda path: check_new_folder(path, "a sweep")])
+def test_a_model_on_the_hub_is_not_an_output_folder(check: Callable[[Path], None]) -> None:
+    with pytest.raises(UserError, match="hf:lab/x: names with hf: are models on the hub"):
+        check(Path("hf:lab/x"))
 
 
 def test_a_byte_order_mark_before_lines_is_left_out(tmp_path: Path) -> None:

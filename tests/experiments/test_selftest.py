@@ -1,5 +1,6 @@
 """`arcuate selftest`: all checks pass here, an error is a failed check, and the exit code follows."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def test_the_named_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(module, "train", lambda *arguments, overrides: given.extend(overrides) or "run")
     machine = module._Machine(torch.device("cuda:1"), False, tmp_path)
     assert machine.trained == "run" and "runtime.device=cuda:1" in given
+
+
+def test_the_notice_of_the_debug_mode_is_not_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives it when the mode is set for the first time, which is when the training step is counted."""
+    notice = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: warnings.warn(notice, stacklevel=1))
+
+    def work() -> None:
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    assert module._count_synchronisations(work) == 3
 
 
 @pytest.mark.parametrize(("group", "code"), [(good, 0), (broken, 1)])

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import arcuate
+from arcuate.errors import UserError
 from arcuate.experiments.subprocess_train import train_in_subprocess
 from arcuate.files import exclusive_lock
 from arcuate.run import Run
@@ -106,3 +108,16 @@ def test_training_waits_for_the_lock_of_the_run(
         assert not started.is_set()
     thread.join(LIMIT_S)
     assert started.is_set()
+
+
+@pytest.mark.parametrize("command", ["sweep", "ablate"])
+def test_experiments_in_several_processes_are_rejected(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainings they start would inherit the ranks of torchrun or Slurm, and join as one training."""
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    varied = {"sweep": {"train.seed": [1, 2]}, "ablate": ["seed:train.seed=1"]}[command]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=f"{command} starts one training after another.*without torchrun"):
+        getattr(arcuate, command)("tiny", varied, tmp_path / "store", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -118,6 +118,22 @@ def test_an_abandoned_trial_fails_and_its_settings_are_queued_again(sweep: Any) 
     assert states == ["fail", "fail", "running"]
 
 
+def test_the_proposals_of_one_worker_depend_on_seed_and_results_alone(sweep: Any) -> None:
+    def propose(folder: str, seed: int, pers: tuple[float, ...]) -> list[dict[str, Any]]:
+        plan = replace(sweep, out=sweep.out / folder, seed=seed, n_trials=len(pers))
+        shared, study = open_study(plan)
+        found = []
+        for per in pers:
+            with claim_trial(plan, shared, study) as trial:
+                found.append(dict(trial.params))
+                study.tell(trial, per)
+        return found
+
+    pers = tuple(0.5 - 0.02 * i for i in range(12))  # the first ten proposals of TPE are random
+    assert propose("a", 0, pers) == propose("b", 0, pers)
+    assert propose("c", 1, pers[:3]) != propose("d", 0, pers[:3])
+
+
 def test_the_page_shows_every_trial_against_its_settings(sweep: Any) -> None:
     shared, study = open_study(sweep)
     for per in (0.4, 0.3):

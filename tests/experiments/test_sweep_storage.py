@@ -27,8 +27,17 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 import optuna
 
 from arcuate.experiments import storage as storage_module
+from arcuate.experiments import sweep as sweep_module
 from arcuate.experiments.search_space import read_space
-from arcuate.experiments.sweep import SweepPlan, claim_trial, open_study, run_trial, summarise_study, sweep_status
+from arcuate.experiments.sweep import (
+    SweepPlan,
+    claim_trial,
+    open_study,
+    run_trial,
+    summarise_study,
+    sweep,
+    sweep_status,
+)
 from arcuate.training.callbacks import Stop
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
@@ -93,6 +102,7 @@ def test_a_wrong_password_is_not_printed(postgres: str, cohort_store: Path, tmp_
     [
         ("mysql://me:secret@host/db", ["expected postgresql://", "mysql://me@host/db"]),
         ("study.db", ["expected postgresql://"]),
+        ("sqlite:///:memory:", ["expected sqlite:///FILE"]),
         ("grpc://localhost", ["expected grpc://HOST:PORT"]),
         ("postgresql://me:secret@127.0.0.1:1/db", ["postgresql://me@127.0.0.1:1/db cannot be opened"]),
         ("sqlite:////no/such/folder/study.db", ["cannot be opened"]),
@@ -103,6 +113,25 @@ def test_unusable_storages_are_refused(url: str, words: list[str], tmp_path: Pat
         storage_module.open_storage(url, tmp_path, "sweep")
     assert all(word in str(refusal.value) for word in words), refusal.value
     assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("server", ["sqlite", "grpc"])
+def test_a_storage_that_fails_during_the_sweep_is_one_sentence(
+    server: str, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "study.db"
+    url = f"sqlite:///{file}" if server == "sqlite" else "grpc://127.0.0.1:1"
+
+    def claim(*arguments: object) -> contextlib.AbstractContextManager[optuna.Trial | None]:
+        file.write_bytes(b"x" * 5000)
+        return claim_trial(*arguments)  # type: ignore[arg-type]
+
+    if server == "grpc":
+        proxy = optuna.storages.GrpcStorageProxy(host="127.0.0.1", port=1)
+        monkeypatch.setattr(storage_module, "_connect_proxy", lambda url: proxy)
+    monkeypatch.setattr(sweep_module, "claim_trial", claim)
+    with pytest.raises(UserError, match=f"--storage {url} no longer answers: .*the same command continues"):
+        sweep("tiny", SPACE, cohort_store, tmp_path / "out", overrides=FEW, n_trials=1, storage=url)
 
 
 # The study

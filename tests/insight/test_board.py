@@ -149,7 +149,7 @@ def test_a_token_is_required_where_the_board_is_public(folder: Path) -> None:
 
 def test_overlay_is_bounded(folder: Path) -> None:
     board = refreshed(folder)
-    assert overlay(board, ["first"])["figures"][0]["title"].startswith("Phoneme error rate")
+    assert overlay(board, ["first"])["figures"][0]["title"].startswith("PER")
     with pytest.raises(UserError, match="at most"):
         overlay(board, ["first"] * 100)
 

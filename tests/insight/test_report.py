@@ -539,10 +539,12 @@ def test_the_confidence_of_words_is_shown_and_damaged_values_are_not(tmp_path: P
         "risk_coverage": [[0.5, 0.0], [1.0, 0.2]],
     }
     measured = {"words": words, "accepted_share": 0.7, "accepted_accuracy": 0.957, "target_accuracy": 0.95}
-    write_json(file, summary | {"confidence": measured, "rate": {"words_per_minute": 61.7}})
+    write_json(file, summary | {"confidence": measured, "rate": {"words_per_minute": 61.7, "bits_per_second": 14.43}})
     page = write_report(run).read_text("utf-8")
     assert "by 2.1\u202f% on average (ECE)" in page and "95.7\u202f% of them correct" in page
-    assert "62 words per minute" in page and "Accuracy of words by confidence" in page
+    assert "Accuracy of words by confidence" in page
+    assert '<p class="name">Words per minute</p><p class="value">62</p>' in page
+    assert "14.4 bits per second from words" in page
     for damaged in (
         "text",
         {"words": 3},
@@ -575,7 +577,7 @@ def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
     }
     write_json(file, found)
     page, outline = report(run)
-    assert "robustness" in outline.ids and "27.5\u202f% all defences" in page and "dead array" in page
+    assert "robustness" in outline.ids and "27.5\u202f% with all defences" in page and "dead array" in page
     for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
         write_json(file, damaged)
         assert robustness_section(read_run_data(run)) is None

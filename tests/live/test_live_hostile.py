@@ -22,7 +22,7 @@ websockets = pytest.importorskip("websockets", reason="the extra live is not ins
 from arcuate.adaptation.config import Adaptation
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.live import adaptation, web
+from arcuate.live import adaptation, server, web
 from arcuate.live import session as session_module
 from arcuate.live.clients import Access, make_access
 from arcuate.live.input import Chunk, End, Mark, Source
@@ -229,6 +229,18 @@ def test_connections_in_use_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "JSON object" in asyncio.run(go())
 
 
+def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_PING_S", 0.2)
+    key = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    asked = b"GET /frames HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + key + b"\r\n"
+    with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=20) as client:
+        client.sendall(asked)
+        assert client.recv(4096).startswith(b"HTTP/1.1 101")
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(4096):  # raises TimeoutError if the connection is kept
+                pass
+
+
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_MORE_CONNECTIONS", 4)
     n_allowed = BY_TRIAL.limits.viewers + 4
@@ -292,6 +304,24 @@ def test_a_decoding_thread_that_is_stuck_makes_health_fail(monkeypatch: pytest.M
         finally:
             release.set()
         wait_for(lambda: served.get("/healthz")[0] == 200)
+
+
+def test_bins_that_a_stuck_decoder_has_no_room_for_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_QUEUE_SIZE", 4)
+    with serving(decoder()) as served:
+        release = threading.Event()
+        served.live.session.put(End(on_done=lambda: release.wait(60)))
+
+        async def go() -> str:
+            async with websockets.connect(served.url("/frames")) as frames:
+                for k in range(8):
+                    await frames.send(pack_bins(bins(1), first=k))
+                return (await next_event(frames, "rejected"))["message"]
+
+        try:
+            assert "decoding lags behind" in asyncio.run(go())
+        finally:
+            release.set()
 
 
 def test_an_update_that_fails_unexpectedly_turns_adaptation_off(monkeypatch: pytest.MonkeyPatch) -> None:

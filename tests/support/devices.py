@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from arcuate.data.batching import Batch
 
@@ -63,6 +64,31 @@ def counted_reads() -> Iterator[Counter[str]]:
     DeviceTensor.reads = Counter()
     with _CountReads():
         yield DeviceTensor.reads
+
+
+class CountWaitingCopies(TorchDispatchMode):
+    """Counts what would wait on a GPU, or fail there, if tensors on the meta device play those of the GPU.
+
+    Unlike `DeviceTensor` they take the branches of an accelerator. Copies from the CPU wait unless they are
+    `non_blocking`; an operation on tensors of both devices fails on a GPU, except that lengths may stay on the CPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.n_copies = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = function.overloadpacket._qualified_op_name.removeprefix("aten::")
+        devices = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.ndim}
+        if name == "_to_copy" and kwargs.get("device") is not None:
+            devices.add(torch.device(kwargs["device"]).type)
+        if len(devices) > 1 and name != "_pack_padded_sequence":
+            self.n_copies += 1
+            if name != "_to_copy" or not kwargs.get("non_blocking"):
+                self.found[name] += 1
+        return function(*args, **kwargs)
 
 
 class FakeCuda:

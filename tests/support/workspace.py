@@ -228,12 +228,6 @@ def _succeed(done: Done) -> Done:
     return done
 
 
-_ABORTED_BY_LIBRARIES = (
-    "LLVM ERROR: out of memory",
-    "bad_alloc",
-    "process out of memory",
-    "memory allocation of",
-)  # C++ and Rust code that ends without memory
 _WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
 
 
@@ -287,13 +281,12 @@ class Bench:
             more = self.command.again
         else:
             more = self.command.again if done.code and (folder / self.command.outputs[0]).exists() else ()
-            aborted = done.code in (-5, -6) and any(sign in done.stderr for sign in _ABORTED_BY_LIBRARIES)
-            assert done.code in self.command.codes or aborted, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
+            assert done.code in self.command.codes, where + f"exit code {done.code}\n{done.stderr[-1500:]}"
             assert_one_sentence(done, where)
             left = temporary_files(folder)
             if fault.kind == "files":  # a folder cannot be removed without a handle; the next command removes it
                 left = [name for name in left if not (folder / name).is_dir() and ".part" not in str(Path(name).parent)]
-            assert not left or aborted, where + f"{left} left"
+            assert not left, where + f"{left} left"
         self._check_outputs(folder, where, complete=done.code == 0)
         for name in self.command.keep:
             assert _contents(folder / name) == _contents(self.workspace / name), where + f"{name} has changed"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import arcuate
 from arcuate import progress
-from arcuate.data.batching import Batch, prefetch, training_batches
+from arcuate.data.batching import Batch, collate, prefetch, training_batches
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -291,6 +291,28 @@ def test_all_processes_judge_the_gradient_norm_of_rank_0(cohort_store: Path, tmp
     assert main.grad_norm > 0 and main.update_ratio == 0.25
 
 
+def test_all_processes_judge_the_updates_of_rank_0(cohort_store: Path, tmp_path: Path) -> None:
+    """Before a checkpoint the size of an update is not read with the metrics, and the eps of Adam never is."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Beside(Distributed):
+        """Rank 1 beside a rank 0 whose value is 0.25."""
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values + 0.25
+
+    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
+    state.distributed = Beside(1, 2)
+    state.unread_update_ratio = torch.tensor(0.75)
+    state.read_update_ratio()
+    assert state.interval.update_ratio == state.guard.update_ratio == 0.25
+    assert state.typical_gradient() is None
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizer.step()
+    assert state.typical_gradient() == 0.25
+
+
 class _FrameLoss:
     """A loss that uses the frames alone."""
 
@@ -328,6 +350,37 @@ def test_a_custom_loss_trains_the_same_in_several_processes(
     assert alone and alone.keys() <= averaged.keys()
     for name, gradient in averaged.items():  # the mean over two processes of which one has all trials
         torch.testing.assert_close(gradient, 2 * alone[name] if name in alone else torch.zeros_like(gradient))
+
+
+def test_accumulated_batches_are_averaged_once(cohort_store: Path, tmp_path: Path) -> None:
+    """The batches have trials of one session each: its layer gets its gradient before the last pass, or in it."""
+    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=8")
+    state, planned = make_state(store, recipe, tmp_path / "run"), planned_batches(store, recipe)
+    index = {name: i for i, name in enumerate(state.model.config.sessions)}
+    by_session = {s: [t for t in planned.trials if t.session == s][:2] for s in index}
+    batches = [collate(store, trials, index, recipe.front_end.statistics_spec) for trials in by_session.values()]
+    n_reduced: list[int] = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def reduce(counts: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        counts.append(bucket.index())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    try:
+        encode = make_encode(state.model, recipe, CPU, Distributed(0, 2))
+        assert isinstance(encode, step_module.DistributedEncode)
+        encode.module.register_comm_hook(n_reduced, reduce)
+        for drawn in (batches[:1], batches):
+            compute_gradients(state, encode, drawn, CPU, Distributed(0, 2))
+    finally:
+        dist.destroy_process_group()
+    assert len(n_reduced) == 2 * (max(n_reduced) + 1)  # all buckets once per step
+    averaged = {name: p.grad for name, p in state.model.named_parameters()}
+    compute_gradients(state, partial(encode_for_training, state.model), batches, CPU, Distributed())
+    for name, parameter in state.model.named_parameters():  # the mean over two processes of which one has all trials
+        torch.testing.assert_close(averaged[name], 2 * parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:

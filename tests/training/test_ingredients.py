@@ -229,8 +229,8 @@ def test_a_run_is_resumed_with_the_same_teacher_only(teacher: Path, cohort_store
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("front_end.normalise=none", "has other front_end.normalise than this recipe"),
-        ("front_end.patch.bins=10", "has other front_end.patch than this recipe"),
+        ("front_end.normalise=none", "and this recipe differ in front_end.normalise"),
+        ("front_end.patch.bins=10", "and this recipe differ in front_end.patch"),
         ("loss.distillation.teacher=nowhere", "nowhere"),
     ],
 )

@@ -172,7 +172,7 @@ def test_eps_that_leaves_no_updates_is_reported() -> None:
     """`tiny` at eps 0.1 cannot learn in 600 steps; the same eps with a summed loss and many steps is the '25 recipe."""
     tiny = load_recipe("tiny", ["optimizer.eps=0.1"])
     (warning,) = find_update_problems(tiny, 500_000)
-    assert "optimizer.eps 0.1" in warning and "raise the learning rate" in warning
+    assert "optimizer.eps 0.1" in warning and "multiply the learning rate" in warning
     assert not list(find_update_problems(load_recipe("tiny"), 500_000))
     assert not list(find_update_problems(load_recipe("tiny", ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]), 500_000))
     for changes in (["schedule.peak_lr=0.02"], ["optimizer.eps=0.1", "schedule.peak_lr=2", "train.clip_norm=null"]):

@@ -1,5 +1,6 @@
 """A training step never waits for the device, except to read its metrics once."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from arcuate.training.environment import Distributed
 from arcuate.training.modes import Modes
 from arcuate.training.optim import typical_gradient
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step
-from support.devices import DeviceTensor, counted_reads, on_device
+from support.counts import count
+from support.devices import CountWaitingCopies, DeviceTensor, counted_reads, on_device
 from support.training import make_state, planned_batches, small_overrides
 
 MASKED = [
@@ -52,6 +54,37 @@ def test_one_read_per_step(case: str, cohort_store: Path, tmp_path: Path) -> Non
             again = compute_gradients(state, encode, [batch], torch.device("cpu"), Distributed())
             assert sum(reads.values()) == 1, reads
         assert again.read().update_ratio is not None  # the size of the update comes with the next metrics
+        if state.stage is not None:
+            state.start_next_stage()
+
+
+@pytest.mark.parametrize("name", ["tiny-transformer", *["mode-ssm-small"] * count(0, 1)])
+def test_no_copy_to_the_device_waits(
+    name: str, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    """In the branches of an accelerator, which the meta device takes; it has no CTC, random generator and autocast."""
+    made = torch.Generator
+
+    class Generator(made):  # type: ignore[valid-type, misc]
+        def __new__(cls, device: object = None) -> torch.Generator:
+            return made.__new__(made)
+
+    store, device = Store.open(cohort_store), torch.device("meta")
+    recipe = load_recipe(name, [*small_overrides(name), *MASKED, "augment.speed_change=0.1"])
+    state, planned = make_state(store, recipe, tmp_path / "run"), planned_batches(store, recipe)
+    monkeypatch.setattr(torch, "Generator", Generator)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    monkeypatch.setattr(torch, "autocast", lambda *arguments, **options: nullcontext())
+    monkeypatch.setattr(torch.nn.functional, "ctc_loss", lambda log_probs, *rest, **options: log_probs.sum((0, 2)))
+    state.model.to(device)
+    state.modes = Modes({t.id: 0.5 for t in planned.trials})
+    encode = partial(encode_for_training, state.model)
+    for stage in range(max(len(recipe.stages), 1)):
+        batch = planned[stage].to(device)
+        compute_gradients(state, encode, [batch], device, Distributed())  # constants are copied once
+        with CountWaitingCopies() as copies:
+            compute_gradients(state, encode, [batch], device, Distributed())
+        assert copies.n_copies and not copies.found, copies.found
         if state.stage is not None:
             state.start_next_stage()
 

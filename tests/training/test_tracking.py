@@ -135,7 +135,7 @@ def test_missing_package_is_reported(
     monkeypatch.setattr(tracking, "installed_version", lambda name: None)
     for tracker in ("tensorboard", "wandb"):
         track = load_recipe("tiny", [f"track.{tracker}.enabled=true"]).track
-        with pytest.raises(UserError, match=r"pip install -e '.\[track\]'"):
+        with pytest.raises(UserError, match=r"pip install 'arcuate\[track\]'"):
             check_trackers(track)
     off = load_recipe("tiny", ["track.wandb.enabled=true", "track.wandb.mode=disabled"]).track
     check_trackers(off)

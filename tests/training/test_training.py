@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from arcuate.data.batching import Batch
 from arcuate.data.store import Store
@@ -207,7 +209,7 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
     """Consecutive steps never fail, so only the share of skipped updates ends the run; no bad update is applied."""
     store = Store.open(cohort_store)
     small = ["train.log_every=2", "train.validate_every=100", "train.checkpoint_every=2", "data.batching.batch_size=4"]
-    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false")
+    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false", "guard.keep_batches=true")
     state = make_state(store, recipe, tmp_path / "run")
     batches = planned_batches(store, recipe)
     drawn: list[int] = []
@@ -221,17 +223,35 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
         parameter.register_hook(lambda gradient: gradient * math.nan if drawn[-1] % 2 else gradient)
     with pytest.raises(UserError, match=r"of the last \d updates skipped, after a lower learning rate and a rewind"):
         run_loop(state, draw(), None, CPU, Callback(), Stop())
-    incidents = [row for row in read_jsonl(state.run.incidents_file) if row["kind"] == "skips"]
+    rows = list(read_jsonl(state.run.incidents_file))
+    skipped = rows[0]
+    assert torch.equal(load_file(state.run.path / skipped["batch"])["0.bins"], batches[skipped["position"]].bins)
+    incidents = [row for row in rows if row["kind"] == "skips"]
     assert [row["action"] for row in incidents] == ["reduce_lr", "rewind", "stop"]
     assert incidents[0]["lr_scale"] == 0.8
     assert len(drawn) < 30
     assert all(bool(p.isfinite().all()) for p in state.model.parameters())
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_momentum_of_parameters_whose_first_gradients_come_at_different_steps(
-    cohort_store: Path, tmp_path: Path
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
 ) -> None:
-    """Session layers get theirs when a batch has a trial of the session; the fused kernel of torch then fails."""
+    """Session layers get theirs when a batch has a trial of the session; the fused kernel of torch then fails.
+
+    On a GPU torch then updates all parameters with a few kernels, unless it is told not to use the fused one.
+    """
+    sgd = import_module("torch.optim.sgd")  # which torch.optim hides
+    updates: list[int] = []
+    update_together = sgd._multi_tensor_sgd
+
+    def record(parameters: list[torch.Tensor], *arguments: Any, **options: Any) -> None:
+        updates.append(len(parameters))
+        update_together(parameters, *arguments, **options)
+
+    if on_gpu:
+        monkeypatch.setattr(sgd, "_default_to_fused_or_foreach", lambda *args, **options: (False, True))
+        monkeypatch.setattr(sgd, "_multi_tensor_sgd", record)
     recipe = make_recipe("optimizer={kind: sgd, momentum: 0.9, weight_decay: {biases: 0, session_layers: 0}}")
     state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
     (group,) = (g for g in state.optimizer.param_groups if g["name"] == "session")
@@ -240,6 +260,7 @@ def test_momentum_of_parameters_whose_first_gradients_come_at_different_steps(
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         state.optimizer.step()
+    assert [n for n in updates if n] == ([1, 2] if on_gpu else [])
     for parameter, momentum in ((early, 1.9), (late, 1.0)):
         found = state.optimizer.state[parameter]["momentum_buffer"]
         torch.testing.assert_close(found, torch.full_like(found, momentum))

@@ -36,7 +36,7 @@ class Safety(Settings):
         0.5,
         gt=0.0,
         le=100.0,
-        description="Relative increase of uncertainty over known sessions at which steps reach their full length.",
+        description="Increase of uncertainty, relative to known sessions, at which steps have full length.",
     )
     min_standard_errors: float = Field(
         1.0,
@@ -93,7 +93,8 @@ class Adaptation(Settings):
         description="Weight of the nearest known session's statistics, in bins (statistics).",
     )
     use_current_trial: bool = Field(
-        True, description="Include a trial's own input before decoding it; never in a stream (statistics)."
+        True,
+        description="Update the statistics with a trial before it is decoded; not possible in a stream (statistics).",
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of augmentation and replay.")
     safety: Safety = Safety()
@@ -103,7 +104,7 @@ def resolve_adaptation(adapt: str | Adaptation, settings: Overrides | None = Non
     """Return the settings of a method given by name, changed by `settings`, or complete settings as they are."""
     if isinstance(adapt, Adaptation):
         if settings:
-            raise UserError("complete adaptation settings and changes to them are both given; pass one of them")
+            raise UserError("adapt is a complete Adaptation, so settings must be empty; change the Adaptation instead")
         return adapt
     if adapt not in METHODS:
         raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")

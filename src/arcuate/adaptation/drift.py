@@ -116,7 +116,7 @@ def measure_drift(
     max_trials: int = 40,
     progress: Progress | None = None,
 ) -> DriftResult:
-    """Measure how the recordings of a store change over sessions, and with a run how its error rate does.
+    """Measure how the recordings of a store change over sessions and, with a run, how its error rate changes.
 
     Sessions are compared with `reference`: by default the last session that the run's model was trained on, or the
     first session of the store. `adapt` and `split` belong to the run's evaluation, which is written to its results
@@ -210,7 +210,7 @@ class SessionStatistics:
     n_bins: int
     mean: np.ndarray  # (C,)
     sd: np.ndarray  # (C,)
-    skew: np.ndarray  # (C,) falls as a firing rate rises, also in z-scored releases
+    skew: np.ndarray  # (C,) falls as a firing rate rises, even in z-scored releases
     autocorrelation: np.ndarray  # (C,) of neighbouring bins
     flat: np.ndarray  # (C,) bool
     correlation: np.ndarray  # (C, C) of smoothed activity

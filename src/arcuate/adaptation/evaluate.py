@@ -255,7 +255,8 @@ def evaluate_adaptation(
     `adapt` is a method or its settings; `settings` change those of a method, as {"lr": 5e-4}. `sessions` selects some
     of the store. With `lm` pseudo-labels come from a word search with this language model, `lexicon` and `decoding`
     (settings, or a file of `arcuate tune`). Results are written as by `evaluate`, under the label `adapt-<method>`
-    unless another is given. Unless they are required, a run folder that is read-only only causes a warning.
+    unless another is given. If the run folder is read-only, they are not written and a warning is logged, unless they
+    are required.
     """
     adaptation = resolve_adaptation(adapt, settings)
     label = label or f"adapt-{adaptation.method}"

@@ -59,8 +59,8 @@ def measure_confidence(
 def expected_confidence(session: str, known: Mapping[str, Sequence[float]]) -> ExpectedConfidence | None:
     """Expected confidence from the other known sessions, each with equal weight; from `session` if it is the only one.
 
-    The session itself is excluded: its trials are still to come when it starts, and drift in them would lower the
-    value that drift is measured against.
+    The session itself is excluded: its trials are not available when it starts, and drift in them would lower the value
+    that drift is measured against.
     """
     others = [values for name, values in known.items() if name != session] or list(known.values())
     if not others:

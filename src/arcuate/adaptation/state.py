@@ -159,7 +159,7 @@ def has_signal(bins: Tensor) -> bool:
 def step_factor(state: SessionState, settings: Safety) -> float:
     """Fraction of a full step that the drift of a session justifies, from 0 (no drift detected) to 1.
 
-    A session without drift has nothing to gain, and training on pseudo-labels would only add their errors. Confidence
+    Without drift there is nothing to correct, and training on pseudo-labels would only add their errors. Confidence
     also varies between known sessions and between trials, so it must fall below the expected value by a number of
     standard errors; by three times as many if the session has its own layer, which was trained with labels.
     """

@@ -17,21 +17,26 @@ if find_spec("typer") is None:  # the runtime of exported models, installed alon
     )
     sys.exit(2)
 
+from arcuate.errors import UserError, escape_controls, has_memory
+
+if not has_memory(2**28):  # before numpy is imported, whose BLAS ends the process without memory
+    sys.stderr.write("error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)\n")
+    sys.exit(2)
+
 from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import exit_broken_pipe, show_log_messages
-from arcuate.errors import UserError, escape_controls
 from arcuate.files import TOO_MANY_FILES
 
 __all__ = ["app", "main"]
 
-_MODULES = {"import": "import_", "load": "push"}  # of other names than their command
+_MODULES = {"import": "import_", "load": "push"}  # modules that are not named after their command
 
 for _command in COMMANDS:  # each module registers its commands with `app`
     import_module(f"arcuate.cli.{_MODULES.get(_command, _command.replace('-', '_'))}")
 
 
 def main() -> NoReturn:
-    """Run the command line. User errors are one sentence and exit code 2, without a traceback."""
+    """Run the command line. A user error prints one sentence and exits with code 2, without a traceback."""
     _replace_closed_streams()
     _end_on_signals()
     show_log_messages()
@@ -105,7 +110,8 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "can't start new thr
 
 def _fail_out_of_memory(error: Exception) -> NoReturn:
     size = " ".join(str(error).split())[:120] or "no size known"
-    _fail(escape_controls(f"not enough memory ({size}); close other programs or give a smaller input"))
+    remedy = "raise the limit on memory (ulimit -v, ulimit -d), close other programs or give a smaller input"
+    _fail(escape_controls(f"not enough memory ({size}); {remedy}"))
 
 
 def _fail(message: str) -> NoReturn:

@@ -75,13 +75,13 @@ def _print_result(ablation: "AblationResult") -> None:
         sd = "–" if values["seed_sd"] is None else f"{100 * values['seed_sd']:.1f}"
         verdicts = ", ".join(f"{name} × {n}" for name, n in arm.verdicts.items())
         rows.append((arm.arm, percent(values["per"]), sd, str(len(values["per_by_run"])), verdicts))
-    title = f"PER on {experiment.split}, {experiment.checkpoint} checkpoint"
-    print_table(("arm", "PER", "SD over seeds", "runs", "verdicts"), rows, title=title, fold=True)
+    title = f"{ablation.rate_name} on {experiment.split}, {experiment.checkpoint} checkpoint"
+    print_table(("arm", ablation.rate_name, "SD over seeds", "runs", "verdicts"), rows, title=title, fold=True)
     for factor in ablation.factors:
         out.print(factor.sentence, markup=False, soft_wrap=True)
     out.print(f"\n{ablation.verdict}", markup=False, soft_wrap=True)
     if ablation.n_comparisons > 1:
-        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; intervals are 95 % each")
+        say(f"p-values are Holm-adjusted for {ablation.n_comparisons} comparisons; the 95 % intervals are not adjusted")
     for run, reason in ablation.failed.items():
         say(f"{run} failed: {reason}")
     if ablation.missing:

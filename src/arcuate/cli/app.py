@@ -17,7 +17,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 [bold]train[/] → [bold]evaluate[/] → [bold]report[/]. [bold]demo[/] runs all steps in a few minutes.
 """
 
-COMMANDS = (  # in the order of the workflow; every command has a module of its name
+COMMANDS = (  # in the order of the workflow; each is in the module of the same name
     *("demo", "simulate", "prepare", "recipes", "train", "average"),
     *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
@@ -60,7 +60,7 @@ class _OrderedGroup(typer.core.TyperGroup):
 
 
 class WithDefault(typer.core.TyperGroup):
-    """Group of commands whose first one may be left out: `arcuate sweep RECIPE …` is `arcuate sweep run RECIPE …`."""
+    """Group with a default command: `arcuate sweep RECIPE …` is `arcuate sweep run RECIPE …`."""
 
     default = "run"
 
@@ -86,7 +86,7 @@ class SeveralNumbers(typer.core.TyperCommand):
 
 
 class WithSettings(typer.core.TyperCommand):
-    """Command that takes key.sub=value; an unknown option that resembles a setting is answered with that form."""
+    """Command that takes key.sub=value; the error for an unknown option suggests the similar setting."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -191,7 +191,7 @@ Beam = Annotated[
     int | None, typer.Option("--beam", min=1, max=1_000_000, help="Maximum number of beam entries per frame.")
 ]
 Threshold = Annotated[
-    float | None, typer.Option("--threshold", help="Largest score difference from the best beam entry, in nats.")
+    float | None, typer.Option("--threshold", help="Pruning threshold: maximum distance from the best score, in nats.")
 ]
 Head = Annotated[
     str | None,
@@ -231,3 +231,8 @@ Adapt = Annotated[
 AdaptSetting = Annotated[
     list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
 ]
+Views = Annotated[
+    int,
+    typer.Option("--views", min=1, max=64, help="Test-time augmentation: noisy copies of the input to average over."),
+]
+ViewNoise = Annotated[float, typer.Option("--view-noise", min=0.0, max=10.0, help="With --views: SD of the noise.")]

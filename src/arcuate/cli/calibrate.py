@@ -72,7 +72,7 @@ def calibrate(
     if result.n_held_out:
         name = error_rate_name(result.classes)
         headings = ("sentences", name, "95 % interval")
-        title = f"{name} of the {counted(result.n_held_out, 'sentence')} after them"
+        title = f"{name} on the {counted(result.n_held_out, 'later sentence')} of the session"
         print_table(headings, rows, title=title, right=headings)
     say(f"wrote {result.path} with session {result.session}; its parent {result.parent} is unchanged")
     say(f"next: arcuate report {result.path}, arcuate evaluate {result.path}")

@@ -24,16 +24,14 @@ def combine(
     split: Annotated[str, typer.Option(help="With runs: split whose results are combined.")] = "val",
     label: Annotated[str | None, typer.Option(help="With runs: read results/<split>.<label>.jsonl.")] = None,
     votes: Annotated[str, typer.Option(help="Vote weights of the systems: equal or agreement.")] = "equal",
-    scale: Annotated[float, typer.Option(min=0.0, help="Factor on scores before the softmax.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.0, help="Factor applied to scores before the softmax.")] = 1.0,
     lm: Annotated[str | None, typer.Option(help="With --method linear: n-gram model whose score is a feature.")] = None,
     llm: Annotated[
         Path | None, typer.Option(help="With --method linear: causal language model whose score is a feature.")
     ] = None,
     fit: Annotated[
         bool,
-        typer.Option(
-            "--fit", help="Fit the weights of linear by cross-validation: each trial uses those of other folds."
-        ),
+        typer.Option("--fit", help="Fit the weights of --method linear by cross-validation over folds of trials."),
     ] = False,
     folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds for --fit.")] = 5,
     weights: Annotated[Path | None, typer.Option(help="File of fitted weights to use.")] = None,

@@ -42,8 +42,8 @@ def compare(
     for group in comparison.groups:
         sd = "–" if group.arm.seed_sd is None else f"{100 * group.arm.seed_sd:.1f}"
         rows.append((group.name, percent(group.arm.rate), str(len(group.scores)), sd))
-    title = f"PER on {comparison.n_trials} {comparison.split} trials"
-    print_table(("", "PER", "runs", "SD over seeds"), rows, title=title, fold=True)
+    title = f"{comparison.rate_name} on {comparison.n_trials} {comparison.split} trials"
+    print_table(("", comparison.rate_name, "runs", "SD over seeds"), rows, title=title, fold=True)
     for found in comparison.differences:
         out.print(f"\n{found.sentence}", markup=False, soft_wrap=True)
         n_sessions = found.sessions_better + found.sessions_worse
@@ -68,7 +68,7 @@ def _show_published(runs: list[Path], split: str, as_json: bool) -> None:
     for comparison in found:
         rates = ", ".join(
             f"{name} {percent(rate)}"
-            for name, rate in (("PER", comparison.per), ("WER", comparison.wer))
+            for name, rate in ((comparison.rate_name, comparison.per), ("WER", comparison.wer))
             if rate is not None
         )
         out.print(f"{comparison.run}: {rates} on {split}", markup=False, soft_wrap=True)

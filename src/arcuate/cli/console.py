@@ -95,7 +95,7 @@ def print_table(
     right: Collection[str] = (),
     fold: bool = False,
 ) -> None:
-    """Print a table; the headings in `right` are of right-aligned columns, and `fold` breaks long cells."""
+    """Print a table; `right` names the right-aligned columns, and `fold` wraps long cells."""
     table = Table(box=None, header_style="bold", title=title, title_justify="left")
     for heading in headings:
         justify, overflow = "right" if heading in right else "left", "fold" if fold else "ellipsis"
@@ -118,10 +118,10 @@ def bar() -> Bar:
 
 
 class PlainProgress:
-    """Progress as lines of text if the output is not a terminal: a line at most every `every_s` seconds.
+    """Progress as lines of text if the output is not a terminal: at most one line every `every_s` seconds.
 
-    A short activity prints nothing, or with `always` one line when it is complete. Every line before that has the time
-    left, and is written at once.
+    A short activity prints nothing or, with `always`, one line when it is complete. All other lines include the
+    remaining time.
     """
 
     def __init__(
@@ -129,18 +129,18 @@ class PlainProgress:
     ) -> None:
         self._every_s, self._always, self._clock = every_s, always, clock
         self._activity = ""
-        self._started = self._said = 0.0
+        self._started = self._printed = 0.0  # time of the last line
         self._first = 0  # items done at the first report
 
     def __call__(self, done: int, total: int, activity: str) -> None:
         now = self._clock()
         name = activity.split(",")[0]  # without the numbers that follow it
         if name != self._activity:
-            self._activity, self._started, self._said, self._first = name, now, now, done
-        is_complete = done >= total and (self._always or self._said > self._started)  # or after other lines
-        if now - self._said < self._every_s and not is_complete:
+            self._activity, self._started, self._printed, self._first = name, now, now, done
+        is_complete = done >= total and (self._always or self._printed > self._started)  # the second: after other lines
+        if now - self._printed < self._every_s and not is_complete:
             return
-        self._said = now
+        self._printed = now
         elapsed, n = now - self._started, done - self._first
         left = f", {_duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
         say(f"{activity} {done}/{total}, {_duration(elapsed)}{left}")
@@ -156,9 +156,9 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def progress(description: str) -> Iterator[Progress]:
-    """A progress bar with the time remaining; it appears with the first report, so early errors show no bar.
+    """A progress bar with the remaining time; it appears with the first report, so early errors show no bar.
 
-    Without a terminal, lines of text instead.
+    Without a terminal, progress is printed as lines of text.
     """
     if not err.is_terminal:
         plain = PlainProgress()
@@ -180,7 +180,7 @@ def progress(description: str) -> Iterator[Progress]:
 
 
 class TrainingDisplay(Callback):
-    """Callback with a progress bar and a line per validation, incident and stage (without a terminal, per log row).
+    """Callback with a progress bar and a line per validation, incident and stage; without a terminal, also per log row.
 
     Each validation shows one decoded trial under its reference.
     """
@@ -199,7 +199,7 @@ class TrainingDisplay(Callback):
         self._loss = ""
 
     def report(self, done: int, total: int, description: str) -> None:
-        """Progress function: one bar after another, each until it is complete."""
+        """Update the progress bar; each activity has its own bar, which closes when it is complete."""
         if self._plain is not None:
             self._plain(done, total, description)
             return

@@ -32,7 +32,7 @@ def doctor(
         Path | None, typer.Option(help="Write the remedy to this file, as a recipe that extends the run's.")
     ] = None,
     try_it: Annotated[
-        bool, typer.Option("--try", help="Train the remedy beside the run with the same budget, and compare.")
+        bool, typer.Option("--try", help="Train a new run with the remedy and the same budget, and compare.")
     ] = False,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="With --try: folder of the new run; default: RUN-remedy.")
@@ -48,7 +48,7 @@ def doctor(
     from arcuate.insight.doctor.remedy import check_remedy_file
 
     if out_folder is not None and not try_it:
-        raise UserError("--out names the folder of the run that --try trains: give --try too, or leave --out out")
+        raise UserError("--out names the folder of the run that --try trains: add --try, or omit --out")
     check_remedy_file(fix)
     with progress(f"reading {path}") as report:
         diagnosis = diagnose(
@@ -71,7 +71,7 @@ def doctor(
         done = {"remedy": remedy.to_dict(), "fix": written, "tried": tried and tried.to_dict()}
         emit_json({**diagnosis.to_dict(), **done})
         return
-    _print_diagnosis(diagnosis)
+    print_diagnosis(diagnosis)
     if (fix is not None or try_it) and not remedy:
         out.print(f"\nno remedy: {remedy.message}", markup=False, soft_wrap=True)
     if written is not None:
@@ -82,7 +82,7 @@ def doctor(
         say(f"the remedy was trained in {tried.run.path}")
 
 
-def _print_diagnosis(diagnosis: "Diagnosis") -> None:
+def print_diagnosis(diagnosis: "Diagnosis") -> None:
     colour = _COLOURS.get(diagnosis.primary, "red")
     line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
     if diagnosis.since:
@@ -91,7 +91,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
         line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
     if diagnosis.best_per is not None and diagnosis.best_step is not None:
         best, last = percent(diagnosis.best_per), percent(diagnosis.last_per)
-        line.append(f"\nbest {best} at {diagnosis.best_step:,}, last {last}")
+        line.append(f"\n{diagnosis.error_name}: best {best} at {diagnosis.best_step:,}, last {last}")
     out.print(line)
     for sentence in diagnosis.evidence:
         out.print(Padding(Text(f"· {sentence}"), (0, 0, 0, 2)))
@@ -110,7 +110,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 
 def _print_runs(diagnosis: "Diagnosis") -> None:
-    numbers = ("best PER", "at step", "last PER", "last step")
+    numbers = (f"best {diagnosis.error_name}", "at step", f"last {diagnosis.error_name}", "last step")
     rows = []
     for run in diagnosis.runs:
         steps = [f"{step:,}" if step is not None else "–" for step in (run.best_step, run.last_step)]

@@ -47,12 +47,12 @@ def drift(
     if as_json:
         emit_json({**result.to_dict(), "page": str(out)})
         return
-    numbers = ("channels", *result.sessions[0].arrays, "flat")
+    columns = ("channels", *result.sessions[0].arrays, "flat")
     rows = []
     for row in result.sessions:
         arrays = [percent(array.subspace_similarity) for array in row.arrays.values()]
         rows.append((row.session, percent(row.profile_similarity), *arrays, str(len(row.flat))))
-    print_table(("session", *numbers), rows, title=f"similarity to {result.reference}", right=numbers)
+    print_table(("session", *columns), rows, title=f"similarity to {result.reference}", right=columns)
     for row in result.sessions:
         if row.reordered:
             say(f"warning: the channels of {row.session} look re-ordered relative to the previous session")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arcuate.cli.app import SPLITS, AdaptSetting, Json, app, complete_from, complete_method
+from arcuate.cli.app import SPLITS, AdaptSetting, Json, ViewNoise, Views, app, complete_from, complete_method
 from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
 from arcuate.errors import UserError
 
@@ -43,10 +43,8 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: AdaptSetting = None,
-    views: Annotated[
-        int, typer.Option(min=1, max=64, help="Test-time augmentation: noisy copies of a trial to average over.")
-    ] = 1,
-    view_noise: Annotated[float, typer.Option(min=0.0, max=10.0, help="With --views: SD of the noise.")] = 0.2,
+    views: Views = 1,
+    view_noise: ViewNoise = 0.2,
     floor: Annotated[
         bool,
         typer.Option(
@@ -101,10 +99,11 @@ def evaluate(
             )
         emit_json(found.to_dict()) if as_json else out.print(found.summary(), soft_wrap=True)
         return
-    if adapt is not None and views > 1:
-        raise UserError("--views and --adapt are mutually exclusive; remove one of them")
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
+        from arcuate.evaluation.evaluate import check_views
+
+        check_views(views, head, adapts=True)
 
         words: dict[str, Any] = {"lm": lm, "lexicon": lexicon, "decoding": config}
         with progress("checking trials") as report:
@@ -148,7 +147,7 @@ def print_confidence(
     ]
     print_table(columns, rows, title=f"Reliability of word confidences ({split})", right=columns[1:])
     risk = dict(measured.words.risk_coverage)
-    most = ", ".join(f"{percent(risk[c])} of the most confident {c:.0%}" for c in (0.25, 0.5, 0.75, 1.0))
+    most = ", ".join(f"{percent(risk[c])} of the most confident {100 * c:.0f} %" for c in (0.25, 0.5, 0.75, 1.0))
     out.print(f"incorrect words: {most}", soft_wrap=True)
     out.print(measured.summary(), soft_wrap=True)
 
@@ -189,6 +188,6 @@ def print_adaptation(result: "AdaptationResult") -> None:
     say(f"one line per trial in {result.results_file}")
     if new := [row.session for row in result.sessions if not row.known]:
         say(
-            "where sentences can be copied, calibration lowers the error rate further:"
+            "with a few cued sentences, calibration lowers the error rate further:"
             f" arcuate calibrate RUN --session {new[-1]} --sentences 20"
         )

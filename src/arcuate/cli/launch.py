@@ -18,7 +18,7 @@ def slurm(
         list[str], typer.Argument(metavar="-- COMMAND…", help="train, sweep or ablate with its options.")
     ],
     time: Annotated[
-        str, typer.Option(help="Time limit of the job until it is requeued: minutes, HH:MM:SS or D-HH:MM:SS.")
+        str, typer.Option(help="Time limit, after which the job is requeued: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "60",
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs per node; one process for each.")] = 0,

@@ -16,6 +16,8 @@ from arcuate.cli.app import (
     NoWords,
     ReplayedStore,
     SessionName,
+    ViewNoise,
+    Views,
     WeightsFile,
     app,
     complete_from,
@@ -87,7 +89,9 @@ def live(
     ] = False,
     phrase: Annotated[
         str | None,
-        typer.Option(help="Wake phrase: text is hidden until it is decoded, or until decoding is started on the page."),
+        typer.Option(
+            help="Wake phrase: text is hidden until this phrase is decoded or decoding is started on the page."
+        ),
     ] = None,
     stream: Annotated[str | None, typer.Option(help="Name of the LSL or Redis stream.")] = None,
     redis: Annotated[
@@ -95,6 +99,8 @@ def live(
     ] = "redis://127.0.0.1:6379",
     adapt: Adapt = None,
     setting: AdaptSetting = None,
+    views: Views = 1,
+    view_noise: ViewNoise = 0.2,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
     from arcuate.live.serve import prepare_server
@@ -129,6 +135,8 @@ def live(
             redis=redis,
             adapt=adapt,
             adapt_settings=setting,
+            views=views,
+            view_noise=view_noise,
             progress=report,
         )
     server.run()

@@ -58,7 +58,7 @@ def prepare(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check recordings and convert them to a store, with hashes and random access to trials."""
+    """Check recordings and convert them to a store: one HDF5 file per session, with random access to trials."""
     from arcuate.data.prepare import inspect_source, prepare_store
 
     if describe:
@@ -99,7 +99,8 @@ def print_description(file: Path, as_json: bool) -> None:
         emit_json(found.to_dict())
         return
     shapes = ["" if e.shape is None else " × ".join(map(str, e.shape)) or "scalar" for e in found.entries]
-    rows = [(entry.path, entry.kind, shape) for entry, shape in zip(found.entries, shapes, strict=True)]
+    line = lambda text: text.replace("\n", "\\n")  # a name with a line break must not leave its comment
+    rows = [(line(entry.path), line(entry.kind), shape) for entry, shape in zip(found.entries, shapes, strict=True)]
     if found.mapping is None:
         print_table(("entry", "kind", "shape"), rows)
     else:  # the output is a mapping file, with the contents as comments

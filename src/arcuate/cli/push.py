@@ -31,7 +31,7 @@ def push(
         print_table(("file", "bytes"), rows, title=plan.summary(), right=("bytes",))
     if not (dry_run or yes):
         if as_json or not sys.stdin.isatty():
-            raise UserError(f"nothing was uploaded: {plan.summary()} needs --yes; --dry-run lists the files")
+            raise UserError(f"not uploaded: {plan.summary()}; confirm with --yes, or list the files with --dry-run")
         err.print("Upload these files? [y/N] ", end="", markup=False)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UserError("nothing was uploaded")

@@ -23,7 +23,7 @@ def runs(
         bool, typer.Option("--json", help="Print the runs as a JSON list on one line on stdout.")
     ] = False,
 ) -> None:
-    """List runs: verdict, best PER, WER, steps, target, and changes relative to the parent run."""
+    """List runs: verdict, best error rate, WER, steps, target, and changes relative to the parent run."""
     from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
@@ -31,9 +31,9 @@ def runs(
     if as_json:
         emit_json(found.to_dicts())
         return
-    head = ("run", "verdict", "best PER", "WER", "steps", "target")
+    head = ("run", "verdict", f"best {found.rate_name}", "WER", "steps", "target")
     # one line per run with its changes below, because names and settings are long
-    table = [head, *((e.name, _verdict(e), _best(e), _wer(e), _steps(e), _target(e)) for e in found)]
+    table = [head, *((e.name, _verdict(e), _best(e, found.rate_name), _wer(e), _steps(e), _target(e)) for e in found)]
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     narrow = sum(widths) + 2 * len(widths) > out.width
     for i, line in enumerate(table):
@@ -53,9 +53,12 @@ def _verdict(entry: "RunEntry") -> str:
     return f"{entry.verdict or ('damaged' if entry.problems else '–')}{also}"
 
 
-def _best(entry: "RunEntry") -> str:
+def _best(entry: "RunEntry", heading: str) -> str:
     step = entry.logged.best_step
-    return percent(entry.logged.best_per) + (f" at {step}" if step is not None else "")
+    if step is None:
+        return percent(entry.logged.best_per)
+    name = "" if entry.rate_name == heading else f"{entry.rate_name} "  # runs on different alphabets
+    return f"{name}{percent(entry.logged.best_per)} at {step}"
 
 
 def _wer(entry: "RunEntry") -> str:

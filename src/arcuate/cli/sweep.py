@@ -44,7 +44,8 @@ def run(
     heartbeat: Annotated[
         int,
         typer.Option(
-            min=1, help="With a database: seconds between heartbeats; a worker that misses four counts as dead."
+            min=1,
+            help="With a database: seconds between heartbeats; a worker that misses four is considered dead.",
         ),
     ] = 30,
     as_json: Json = False,
@@ -93,13 +94,13 @@ def _print_result(result: "SweepResult") -> None:
         (str(t.number), t.state, percent(t.per), _where(t), "\n".join(t.overrides), t.reason or "")
         for t in sorted(result.trials, key=_rank)
     ]
-    print_table(("trial", "state", "PER", "step", "settings", "reason"), rows, fold=True)
+    print_table(("trial", "state", result.rate_name, "step", "settings", "reason"), rows, fold=True)
     if running := sum(t.state == "running" for t in result.trials):
         say(f"{running} still running")
     if result.best is None or result.command is None:
         say("no trial is complete")
         return
-    out.print(f"\nbest: trial {result.best.number}, PER {percent(result.best.per)}, {result.best.run}")
+    out.print(f"\nbest: trial {result.best.number}, {result.rate_name} {percent(result.best.per)}, {result.best.run}")
     out.print(shlex.join(result.command), markup=False, soft_wrap=True)
 
 

@@ -5,8 +5,9 @@ Class 0 of every alphabet is the CTC blank (and the padding of label arrays). Bo
 sets use characters, in which > stands for the space and ~ for the full stop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 PHONEMES: tuple[str, ...] = tuple(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()
@@ -61,6 +62,16 @@ def token_unit(classes: Sequence[str]) -> str:
 def error_rate_name(classes: Sequence[str]) -> str:
     """Abbreviation of the error rate over tokens of the alphabet."""
     return {"phoneme": "PER", "character": "CER"}.get(token_unit(classes), "TER")
+
+
+def recorded_classes(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """The alphabet in an environment.json; runs of earlier versions do not name it and have phonemes."""
+    data = environment.get("data")
+    names = data.get("classes") if isinstance(data, Mapping) else None
+    try:
+        return check_alphabet(names) if isinstance(names, list) else CLASSES
+    except (ValueError, TypeError, AttributeError):
+        return CLASSES
 
 
 def punctuation_classes(classes: Sequence[str]) -> tuple[str, ...]:

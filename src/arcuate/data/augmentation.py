@@ -31,17 +31,18 @@ def augment(
     """Augmented copies of normalised bins (B, T, C), and their lengths; pass `n_bins` (B,) on the CPU.
 
     Views of the same trials differ in all draws except the cut, so their frames correspond. `change_speed` is applied
-    before, once for all views.
+    beforehand, once for all views.
     """
     lengths = n_bins.tolist()
     draws = _Draws(bins, settings)
-    own = (f"view {view}",) if view else ()
-    for i, (length, trial_seed) in enumerate(zip(lengths, _trial_seeds(trial_ids, seed, position, *own), strict=True)):
+    purpose = (f"view {view}",) if view else ()
+    seeds = _trial_seeds(trial_ids, seed, position, *purpose)
+    for i, (length, trial_seed) in enumerate(zip(lengths, seeds, strict=True)):
         draws.draw(i, length, trial_seed)
     valid = torch.arange(bins.shape[1], device=bins.device) < to_device(n_bins, bins.device)[:, None]  # (B, T)
     out = draws.apply(bins, valid[..., None], lengths)
     if settings.custom:
-        _apply_custom(out, lengths, trial_ids, settings, seed, position, *own)
+        _apply_custom(out, lengths, trial_ids, settings, seed, position, *purpose)
     cut = draw_cut(settings, seed, position)
     return out[:, cut:], (n_bins - cut).clamp(min=1) if cut else n_bins
 
@@ -55,19 +56,20 @@ def change_speed(
     position: int,
     min_bins: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Speed perturbation (Ko et al. 2015) of normalised bins (B, T, C) by linear interpolation; the new lengths too.
+    """Resample normalised bins (B, T, C) in time (speed perturbation, Ko et al. 2015); return them and their lengths.
 
-    A trial is not shortened below `min_bins`, so that its labels still fit into its frames. Lengths are on the CPU.
+    Bins are interpolated linearly. A trial is not shortened below `min_bins`, so that its labels still fit into its
+    frames. Lengths are on the CPU.
     """
     if settings.speed_change == 0:
         return bins, n_bins
     lengths: list[int] = n_bins.tolist()
     changed, sources = [], []
-    for length, least, trial_seed in zip(
+    for length, min_length, trial_seed in zip(
         lengths, min_bins, _trial_seeds(trial_ids, seed, position, "speed"), strict=True
     ):
         draw = 2 * _uniform(torch.Generator().manual_seed(trial_seed)) - 1
-        n = max(round(length / (1 + settings.speed_change * draw)), min(length, least), 1)
+        n = max(round(length / (1 + settings.speed_change * draw)), min(length, min_length), 1)
         changed.append(n)
         # Sample j of n lies at the centre of the j-th of n equal parts of the trial.
         sources.append(((torch.arange(n, dtype=torch.float64) + 0.5) * (length / n) - 0.5).clamp(0, length - 1))
@@ -76,9 +78,9 @@ def change_speed(
     after = torch.minimum(before + 1, n_bins[:, None] - 1.0)
     valid = torch.arange(source.shape[1]) < torch.tensor(changed)[:, None]
     row = torch.arange(len(lengths), device=bins.device)[:, None]
-    share = to_device((source - before).to(bins.dtype), bins.device)[..., None]
+    weight = to_device((source - before).to(bins.dtype), bins.device)[..., None]
     low, high = (bins[row, to_device(index.long(), bins.device)] for index in (before, after))
-    out = torch.where(to_device(valid, bins.device)[..., None], low + share * (high - low), 0.0)
+    out = torch.where(to_device(valid, bins.device)[..., None], low + weight * (high - low), 0.0)
     return out, torch.tensor(changed)
 
 
@@ -102,16 +104,16 @@ def _apply_custom(
     *view: str,
 ) -> None:
     """Apply user-defined augmentations in place; each gets one trial (T, C) and a seeded generator."""
-    for k, own in enumerate(settings.custom):
-        apply = component_class("augmentations", own.kind)(own)
+    for k, component in enumerate(settings.custom):
+        apply = component_class("augmentations", component.kind)(component)
         seeds = _trial_seeds(trial_ids, seed, position, *view, f"custom {k}")
         for i, (length, trial_seed) in enumerate(zip(lengths, seeds, strict=True)):
             generator = torch.Generator(device=bins.device).manual_seed(trial_seed)
             changed = apply(bins[i, :length].clone(), generator)
             if changed.shape != bins[i, :length].shape:
                 raise UserError(
-                    f"the augmentation {own.kind!r} changed the shape of a trial from {tuple(bins[i, :length].shape)}"
-                    f" to {tuple(changed.shape)}; return bins of the same shape"
+                    f"the augmentation {component.kind!r} changed the shape of a trial from"
+                    f" {tuple(bins[i, :length].shape)} to {tuple(changed.shape)}; return bins of the same shape"
                 )
             bins[i, :length] = changed
 

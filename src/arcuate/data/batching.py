@@ -272,7 +272,7 @@ def training_batches(
 
 
 class _ReadErrors(Dataset[Batch | Exception]):
-    """A dataset that returns errors of reading instead of raising them.
+    """A dataset that returns read errors instead of raising them.
 
     An exception that is raised in a worker would arrive with the worker's traceback as its message.
     """
@@ -290,8 +290,8 @@ class _ReadErrors(Dataset[Batch | Exception]):
 def _end_workers(batches: Any) -> None:
     """End the worker processes of a `DataLoader` iterator.
 
-    torch ends them when the iterator is garbage-collected, which an exception that refers to it prevents. At the end of
-    the program it would be too late: `multiprocessing` then sends SIGTERM, which they ignore, and waits forever.
+    torch ends them only when the iterator is garbage-collected, which does not happen while an exception refers to it.
+    At program exit `multiprocessing` sends SIGTERM, which they ignore, and waits forever.
     """
     workers = getattr(batches, "_workers", ())
     if workers:

@@ -126,7 +126,7 @@ class TimeMasks(Settings):
 
 
 class FeatureMasks(Settings):
-    """Neighbouring channels set to 0 for the complete trial."""
+    """Neighbouring channels set to 0 for the entire trial."""
 
     n_masks: int = Field(
         0, ge=0, le=1000, description="Maximum number of masks; the number per trial is drawn from 1 … n_masks."
@@ -154,12 +154,12 @@ class AugmentationConfig(Settings):
         "channel", description="Axis of the random walk; the '25 release uses channels (axis -1)."
     )
     random_cut: int = Field(
-        0, ge=0, le=1000, description="Drop the first 0 … n-1 bins, one draw per batch; 0 and 1 drop nothing."
+        0, ge=0, le=1000, description="Upper limit (exclusive) on leading bins to drop, drawn per batch; 0 = off."
     )
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
     channel_dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Probability that a channel is set to 0 for the complete trial."
+        0.0, ge=0.0, lt=1.0, description="Probability that a channel is set to 0 for the entire trial."
     )
     speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
     custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(

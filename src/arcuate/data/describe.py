@@ -11,7 +11,8 @@ from scipy.io import whosmat
 
 from arcuate.data.readers.hdf5 import has_entry
 from arcuate.data.readers.nwb import NwbMapping, open_path
-from arcuate.data.readers.source import FILE_ERRORS, summarise_error
+from arcuate.data.readers.process import call_watched
+from arcuate.data.readers.source import FILE_ERRORS, UnreadableFile, summarise_error
 from arcuate.errors import UserError
 from arcuate.files import check_resources
 
@@ -63,10 +64,17 @@ class FileDescription:
 
 
 def describe_file(path: str | Path) -> FileDescription:
-    """List the contents of an HDF5, NWB or MATLAB file; nothing in it is executed."""
+    """List the contents of an HDF5, NWB or MATLAB file in a watched child process; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} is not a file; give one recording, not a folder")
+    try:
+        return call_watched(_describe, path)
+    except UnreadableFile as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _describe(path: Path) -> FileDescription:
     if path.suffix.lower() == ".mat" and not _is_hdf5(path):
         return _describe_mat(path)
     try:
@@ -127,8 +135,8 @@ def _attribute_text(group: h5py.Group) -> str:
 def _guess_mapping(data: h5py.File, entries: tuple[FileEntry, ...]) -> tuple[NwbMapping | None, list[str]]:
     """A mapping of an NWB file: the time series in bins, else units, and likely columns.
 
-    Of the time series, those named like threshold crossings or power are joined if they have the same number of bins as
-    the widest of them; without such names it is the widest.
+    Time series named like threshold crossings or power are joined if they have the same number of bins as the widest of
+    them. If there are no such names, the widest time series is used.
     """
     notes: list[str] = []
     shapes = {entry.path: entry.shape for entry in entries}

@@ -77,6 +77,6 @@ def write_nwb(
     with h5py.File(content, "w") as storage, NWBHDF5IO(file=storage, mode="w") as writer:
         writer.write(file)
     path.write_bytes(content.getbuffer())
-    # against the schema of this pynwb, which wrote the file; reading it back from the file takes most of a second
+    # Validated against the schema of this pynwb; reading the copy of the schema in the file takes most of a second.
     if problems := validate(path=str(path), use_cached_namespaces=False):
         raise UserError(f"{path.name} does not satisfy the NWB schema: {problems[0]}")

@@ -59,12 +59,12 @@ class PrepareReport:
         return self.rows("missing")
 
     def check_written(self, source: str | Path) -> None:
-        """Raise UserError if nothing could be read, so that there is no store."""
+        """Raise UserError if no store was written because nothing could be read."""
         if self.written:
             return
         files = self.unreadable
         more = f" ({len(files) - 1} more could not be read)" if len(files) > 1 else ""
-        detail = f"{files[0].detail}{more}" if files else "it holds no trials"
+        detail = f"{files[0].detail}{more}" if files else "it contains no trials"
         raise UserError(f"no trial in {source} could be read: {detail}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,7 +130,8 @@ def prepare_store(
     parse_features(features)
     if targets is not None and targets not in ALPHABETS:
         raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
-    target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))  # a link stays a link
+    # If `store` is a symbolic link, the link is kept and the folder that it points to is replaced.
+    target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))
     check_store_target(target, force)
     found = find_source(Path(source), layout, _read_mapping(mapping))
     with ReaderProcess(found, features) as reader:
@@ -248,7 +249,7 @@ def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | Non
             stated = summary.classes, summary.layout
         elif stated != (summary.classes, summary.layout):
             raise UserError(
-                f"{file.path.name} has another alphabet or origin than the other files; prepare it separately"
+                f"{file.path.name} differs from the other files in alphabet or original layout; prepare it separately"
             )
         n_trials[file] = summary.n_trials
         channels.update(summary.n_channels)
@@ -278,7 +279,7 @@ def _count_first_channels(
 def _nothing_readable(source: Source, scan: _Scan) -> PrepareReport:
     rows = list(scan.rows)
     for file in scan.n_trials:
-        problem = Problem("unreadable", None, "no trial in it can be read", "unreadable")
+        problem = Problem("unreadable", None, "none of its trials can be read", "unreadable")
         rows.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
     splits: dict[str, dict[str, int]] = {split: {"trials": 0} for split in SPLITS}
     return replace(_report_scan(source, scan), sessions=(), trials=0, splits=splits, quality=tuple(rows))
@@ -290,7 +291,7 @@ def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
 
 
 def _relabel(result: ReadResult, trial: Trial, classes: tuple[str, ...]) -> tuple[Trial, ReadResult]:
-    """The same trial with a label derived from its text; without a text, it has none."""
+    """The same trial with a label derived from its text, or without a label if it has no text."""
     if trial.text is None:
         trial = replace(trial, tokens=None)
         return trial, replace(result, trial=trial)

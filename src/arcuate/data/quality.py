@@ -22,7 +22,7 @@ from arcuate.data.trial import BIN_SECONDS, SPLITS, Trial
 
 NON_FINITE = "non-finite"
 _MAX_CONSTANT_FRACTION = 0.10
-_MAX_VALUE = 1e8  # far beyond spike counts and spike-band power; squares of much larger ones overflow
+_MAX_VALUE = 1e8  # far above any spike count or spike-band power; squares of much larger values overflow
 _MIN_SECONDS = 0.05
 _MAX_SECONDS = 30.0
 
@@ -113,7 +113,7 @@ class TextOverlap(TypedDict):
 
     n: int
     of: int
-    share: float | None  # None: there are no texts to compare, which differs from no overlap
+    share: float | None  # None if there are no texts to compare (0 means no overlap)
 
 
 class Leakage(TypedDict):

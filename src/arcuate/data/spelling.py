@@ -21,7 +21,7 @@ _ORDINALS = {
 _CURRENCIES = {"$": "dollar", "£": "pound", "€": "euro"}
 _MAX_DIGITS = 15
 
-# Letters without a decomposition, and marks that stand for plain ones.
+# Letters without a Unicode decomposition, and punctuation with an ASCII equivalent.
 _LETTERS = str.maketrans({
     "ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "đ": "d", "Đ": "D", "ð": "th",
     "Ð": "Th", "ł": "l", "Ł": "L", "þ": "th", "Þ": "Th", "ı": "i", "ħ": "h", "ŋ": "ng", "’": "'", "‘": "'", "ʼ": "'",
@@ -37,11 +37,11 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Spelling:
-    """A text with its numbers and foreign letters spelled out."""
+    """A text with its numbers and non-ASCII letters spelled out."""
 
     text: str
     changed: bool
-    unspoken: str  # characters that may be spoken and have no spelling here, such as letters of other scripts
+    unspoken: str  # remaining characters that a speaker may pronounce, such as letters of other scripts
 
 
 def spell_out(text: str) -> Spelling:

@@ -25,7 +25,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError, check_regular
-from arcuate.files import check_resources, old_folder, to_frame
+from arcuate.files import check_resources, old_folder, similar_folder, to_frame
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _SessionFile:
                 arrays |= {f"{log}{name}_mean": mean[:], f"{log}{name}_sd": sd[:]}
         for name, array in arrays.items():
             if not np.isfinite(array).all() or (name.endswith(("_sd", "_n")) and array.min(initial=0) < 0):
-                raise ValueError(f"{name} contains values that are not statistics")
+                raise ValueError(f"{name} contains invalid statistics")
         if entry.statistics and hash_arrays(arrays) != entry.statistics:
             raise ValueError("its block statistics were changed after it was prepared")
 
@@ -252,7 +252,7 @@ class Store:
         return hash_split(hashes) if all(hashes) else None
 
     def check_classes(self, classes: Sequence[str]) -> None:
-        """Raise UserError if a model has other classes than the labels of this store."""
+        """Raise UserError if the classes of a model differ from those of the labels in this store."""
         if tuple(classes) != self.classes and any(info.tokens for info in self.trials):
             raise UserError(
                 f"the model has the {len(classes)} classes {_shorten(classes)}, but the labels of {self.path.name} have"
@@ -261,13 +261,13 @@ class Store:
             )
 
     def check_trained_on(self, trained_on: Mapping[str, Any] | None) -> None:
-        """Raise UserError if a model was trained on other features or electrodes than those of this store.
+        """Raise UserError if a model was trained on features or electrodes that differ from those of this store.
 
         `trained_on` is the entry `data` of a run's environment; what an earlier version did not record is not compared.
         """
         known = trained_on or {}
         if all(info.corpus == LIVE_CORPUS for info in self.trials):
-            return  # a live recording holds whatever the model was given
+            return  # a live recording contains the bins that the model received
         for name, here in (("layout", self.layout), ("features", self.manifest.get("features"))):
             if here is not None and known.get(name) not in (None, here):
                 raise UserError(
@@ -343,10 +343,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST_FILE
     if not path.is_dir() and is_store(old_folder(path)):
         raise UserError(
-            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename it or prepare again"
+            f"replacing {path} was interrupted; its previous content is in {old_folder(path)}; rename that folder or"
+            " prepare again"
         )
     if not path.is_dir():
-        raise UserError(f"no store at {path}; create one with `arcuate prepare SOURCE {path}`")
+        near = similar_folder(path, MANIFEST_FILE)
+        remedy = f"did you mean {near}?" if near else f"create one with `arcuate prepare SOURCE {path}`"
+        raise UserError(f"no store at {path}; {remedy}")
     if not file.is_file():
         raise UserError(f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`")
     try:

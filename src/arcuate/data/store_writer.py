@@ -221,7 +221,8 @@ def check_store_target(path: Path, force: bool) -> None:
         raise UserError(f"{path} is a broken link; remove it or choose another folder")
     if not path.exists() and is_store(old_folder(path)):
         raise UserError(
-            f"replacing {path} was interrupted; its previous content is {old_folder(path)}, rename or remove it"
+            f"replacing {path} was interrupted; its previous content is in {old_folder(path)}; rename or remove that"
+            " folder"
         )
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return

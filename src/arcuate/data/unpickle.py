@@ -28,7 +28,7 @@ from arcuate.errors import UserError
 MAX_DEPTH = 100  # levels of nested containers
 _MAX_BYTES = 2**28  # size of a pickle, without the tensors of a checkpoint
 _MAX_OPCODES = 3_000_000
-_MAX_VALUES = 20_000_000  # after shared containers are counted as often as they are used
+_MAX_VALUES = 20_000_000  # a shared container counts each time it is used
 _MAX_AXES = 32
 _DTYPE = re.compile(r"[<>=|]?(?:b1|[iuf][1248]|c8|c16|[SU]\d{1,6}|\?)")
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic)
@@ -49,7 +49,7 @@ class _Marker:
 
 @dataclass(eq=False)
 class _Pending:
-    """A dtype or array that the file has announced and not yet described; replaced when its state arrives."""
+    """A dtype or array that was created but has no state yet; replaced when its state is read."""
 
     finish: Callable[[Any], Any] = field(repr=False)
     memo_keys: list[int] = field(default_factory=list)
@@ -281,7 +281,7 @@ def _check_plain(result: Any) -> None:
     while pending:
         value, done = pending.pop()
         if isinstance(value, (_Marker, _Pending)):
-            raise ValueError("a name stands where a value is expected")
+            raise ValueError("there is a name where a value is expected")
         children = _children(value)
         if done:
             open_ids.discard(id(value))
@@ -293,7 +293,7 @@ def _check_plain(result: Any) -> None:
             measured[id(value)] = depth, size
         elif children and id(value) not in measured:
             if id(value) in open_ids or len(open_ids) > MAX_DEPTH:
-                raise ValueError(f"a container holds itself or is nested deeper than {MAX_DEPTH}")
+                raise ValueError(f"a container contains itself or is nested deeper than {MAX_DEPTH}")
             open_ids.add(id(value))
             pending.append((value, True))
             pending.extend((child, False) for child in children)
@@ -320,7 +320,7 @@ def _make_dtype(code: Any, align: Any = False, copy: Any = True) -> _Pending:
 
 def _make_array(subtype: Any, shape: Any, kind: Any) -> _Pending:
     if not isinstance(subtype, _Marker) or subtype.name != "numpy.ndarray":
-        raise ValueError("a numpy array is not a plain one")
+        raise ValueError("a numpy array is not a plain array")
 
     def finish(state: Any) -> np.ndarray:
         """State (version, shape, dtype, Fortran order, bytes)."""
@@ -368,7 +368,7 @@ def _make_ordered(items: Any = ()) -> OrderedDict[Any, Any]:
 
 def _make_complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex:
     if not isinstance(real, (int, float)) or not isinstance(imaginary, (int, float)):
-        raise ValueError("a complex number has other parts than numbers")
+        raise ValueError("the parts of a complex number are not numbers")
     return complex(real, imaginary)
 
 

@@ -5,6 +5,13 @@ of the totals, and the posterior of a word is the sum over the hypotheses that c
 posteriors are over-confident, so a logistic model maps them to probabilities, together with separate features of the
 acoustic and language-model scores. The weights are settings (`DecodingConfig.confidence`);
 `arcuate tune --confidence` fits them (`evaluation/confidence.py`).
+
+Sessions differ in difficulty, so confidences and the acceptance threshold follow the session without labels
+(`SessionWords`). The words of the session so far, together with the quantiles of the calibration words, which count as
+`session_words` words, have log-odds with a mean that differs by d from that of the calibration. All are shifted by
+`session_weight` · d |d|: where words look much less certain than in the calibration, the model is over-confident too,
+and by more than in proportion. The threshold accepts the largest set of the most confident of these words whose mean
+confidence is at least `accuracy`.
 """
 
 from collections.abc import Sequence
@@ -43,23 +50,67 @@ _N_SCORED = 10  # length of the n-best list of searches that score every hypothe
 _MAX_MARGIN = 20.0  # nats; also the margin of a word that all hypotheses contain
 
 
+_MAX_WORDS = 2000  # latest words of a session that its shift and threshold come from
+
+
+class SessionWords:
+    """The words decoded in a session so far: shift of their log-odds, and threshold of acceptance."""
+
+    def __init__(self, model: "ConfidenceConfig") -> None:
+        self._model = model
+        self._known = np.array(model.log_odds)
+        self._weights = np.full(len(self._known), model.session_words / max(1, len(self._known)))
+        self._seen = np.empty(0)
+
+    def add(self, log_odds: np.ndarray) -> tuple[float, float]:
+        """Add the words of a sentence, before the shift; return the shift and the threshold of its confidences."""
+        model = self._model
+        if not len(self._known):
+            return 0.0, model.accept_above
+        self._seen = np.concatenate([self._seen, log_odds])[-_MAX_WORDS:]
+        values = np.concatenate([self._known, self._seen])
+        weights = np.concatenate([self._weights, np.ones(len(self._seen))])
+        difference = float(np.average(values, weights=weights) - self._known.mean())
+        shift = model.session_weight * difference * abs(difference)
+        return shift, mean_threshold(probability(values + shift), weights, model.accuracy)
+
+
+def mean_threshold(confidences: np.ndarray, weights: np.ndarray, accuracy: float) -> float:
+    """Lowest confidence in the largest set of most confident words whose mean is at least `accuracy`; 1 if none is."""
+    order = np.argsort(-confidences, kind="stable")
+    chosen = confidences[order]
+    means = np.cumsum(chosen * weights[order]) / np.cumsum(weights[order])
+    enough = np.flatnonzero(means >= accuracy)
+    if not len(enough):
+        return 1.0
+    return 0.0 if enough[-1] == len(chosen) - 1 else float(chosen[enough[-1]])
+
+
 def with_confidence(
-    n_best: Sequence[Hypothesis], frames: np.ndarray | None, settings: "DecodingConfig", scale: float = 1.0
+    n_best: Sequence[Hypothesis],
+    frames: np.ndarray | None,
+    settings: "DecodingConfig",
+    scale: float = 1.0,
+    session: SessionWords | None = None,
 ) -> list[Hypothesis]:
     """Add word confidences and the sentence probability to the best hypothesis of a list.
 
-    `frames` are its log-probabilities (F, V), if word times refer to them. `scale` converts totals to nats.
+    `frames` are its log-probabilities (F, V), if word times refer to them. `scale` converts totals to nats. `session`
+    are the earlier words of the session; those of this sentence are added to it.
     """
     if not n_best or n_best[0].total is None or not n_best[0].words:
         return list(n_best)
     model = settings.confidence
     features = word_features(n_best, frames, settings.lm_weight, scale)
     log_odds = model.word.log_odds(features)
-    sentence = model.sentence.log_odds(sentence_features(n_best, log_odds, scale)[None])
+    shift, threshold = (0.0, model.accept_above) if session is None else session.add(log_odds)
+    log_odds = log_odds + shift
+    sentence = model.sentence.log_odds(sentence_features(totals_of(n_best, scale), log_odds)[None])
     best = replace(
         n_best[0],
         confidences=tuple(float(p) for p in probability(log_odds)),
         probability=float(probability(sentence)[0]),
+        accept_above=threshold,
     )
     return [best, *n_best[1:]]
 
@@ -101,9 +152,8 @@ def word_features(
     return features
 
 
-def sentence_features(n_best: Sequence[Hypothesis], word_log_odds: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """Features of the best hypothesis as a whole. (len(SENTENCE_FEATURES),)"""
-    totals = scale * np.array([h.total or 0.0 for h in n_best])
+def sentence_features(totals: np.ndarray, word_log_odds: np.ndarray) -> np.ndarray:
+    """Features of the best hypothesis as a whole, from the totals of the list in nats. (len(SENTENCE_FEATURES),)"""
     first = np.eye(len(totals), 1, dtype=bool)
     return np.array(
         [
@@ -120,9 +170,14 @@ def probability(log_odds: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-np.clip(log_odds, -30.0, 30.0)))
 
 
+def totals_of(n_best: Sequence[Hypothesis], scale: float = 1.0) -> np.ndarray:
+    """Totals of all hypotheses in nats."""
+    return scale * np.array([h.total or 0.0 for h in n_best])
+
+
 def _scores(n_best: Sequence[Hypothesis], lm_weight: float, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Total, acoustic and language-model scores of all hypotheses, in nats; totals = acoustic + language model."""
-    totals = scale * np.array([h.total or 0.0 for h in n_best])
+    totals = totals_of(n_best, scale)
     acoustic = np.array([h.scores.get("acoustic", 0.0) + h.scores.get("bonus", 0.0) for h in n_best])
     return totals, acoustic, totals - acoustic
 

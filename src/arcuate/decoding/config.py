@@ -41,7 +41,27 @@ class ConfidenceConfig(Settings):
     sentence: Logistic = Field(_SENTENCE, description="Maps the features of a sentence to its log-odds.")
     accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target fraction of accepted words that are correct.")
     accept_above: float = Field(
-        0.82, ge=0.0, le=1.0, description="Lowest confidence of an accepted word, calibrated to reach `accuracy`."
+        0.82,
+        ge=0.0,
+        le=1.0,
+        description="Lowest confidence of an accepted word in trials without a session, to reach `accuracy`.",
+    )
+    log_odds: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...] = Field(
+        (),
+        max_length=1000,
+        description="Quantiles of the log-odds of calibration words; empty: all sessions use `accept_above`.",
+    )
+    session_weight: float = Field(
+        0.4,
+        ge=0.0,
+        le=10.0,
+        description="Shift of a session's log-odds = this · d |d|, where d is their mean minus that of `log_odds`.",
+    )
+    session_words: float = Field(
+        25.0,
+        gt=0.0,
+        le=1e6,
+        description="Weight of `log_odds`, in words, against the words of the session decoded so far.",
     )
     calibrated_on: str = Field(
         "simulated trials", max_length=200, description="Trials that the weights were fitted on."

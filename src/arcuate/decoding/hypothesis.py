@@ -28,6 +28,12 @@ class Hypothesis:
     total: float | None = None  # weighted sum of the scores, by which an n-best list is ranked
     confidences: tuple[float, ...] = ()  # probability that each word is correct; best hypothesis of a list only
     probability: float | None = None  # probability that the sentence has no word error
+    accept_above: float | None = None  # lowest confidence of an accepted word in this sentence
+
+    @property
+    def accepted(self) -> tuple[bool, ...]:
+        """Whether each word is accepted; empty without confidences."""
+        return tuple(self.accept_above is not None and p >= self.accept_above for p in self.confidences)
 
     @property
     def phonemes(self) -> list[str]:

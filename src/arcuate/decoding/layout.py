@@ -17,7 +17,7 @@ def candidate_bound(beam: int) -> int:
 
 @dataclass(frozen=True)
 class ModelDelay:
-    """Algorithmic delay of a frame in ms, without computing time."""
+    """Algorithmic delay of a frame in ms, excluding computation."""
 
     smoothing_ms: float  # future bins used by smoothing
     patch_ms: float  # longest wait of a bin until its stride is complete

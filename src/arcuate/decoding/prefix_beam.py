@@ -278,16 +278,16 @@ def _collect_beam(
     """Build the next beam, best first, from the selected candidates."""
     n_classes = log_probs.shape[0]
     new = np.empty(n_selected, beam.dtype)
-    for place in range(n_selected - 1, -1, -1):  # the heap returns the worst first
-        code = _heap_pop(scratch.heap, scratch.codes, place + 1)
+    for rank in range(n_selected - 1, -1, -1):  # the heap returns the worst first
+        code = _heap_pop(scratch.heap, scratch.codes, rank + 1)
         i, token = code // (n_classes + 1), code % (n_classes + 1) - 1
-        new[place] = beam[i]
+        new[rank] = beam[i]
         if token < 0:
-            new[place].log_blank, new[place].log_token = scratch.log_blank[i], scratch.log_token[i]
+            new[rank].log_blank, new[rank].log_token = scratch.log_blank[i], scratch.log_token[i]
             continue
         backpointers[n_rows].previous, backpointers[n_rows].token = beam[i].backpointer, token
         log_token = _extended(beam, i, token, log_probs, scratch.totals)
-        _append_token(new[place], token, log_token, n_rows, prior)
+        _append_token(new[rank], token, log_token, n_rows, prior)
         n_rows += 1
     return new, n_rows
 
@@ -317,9 +317,9 @@ def _heap_offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, total: 
         return n
     at = n
     while at > 0 and heap[(at - 1) >> 1] > total:
-        above = (at - 1) >> 1
-        heap[at], codes[at] = heap[above], codes[above]
-        at = above
+        parent = (at - 1) >> 1
+        heap[at], codes[at] = heap[parent], codes[parent]
+        at = parent
     heap[at], codes[at] = total, code
     return n + 1
 
@@ -335,13 +335,13 @@ def _heap_pop(heap: np.ndarray, codes: np.ndarray, n: int) -> int:
 @njit(cache=True)
 def _heap_sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, total: float, code: int) -> None:
     while 2 * at + 1 < n:
-        below = 2 * at + 1
-        if below + 1 < n and heap[below + 1] < heap[below]:
-            below += 1
-        if heap[below] >= total:
+        child = 2 * at + 1
+        if child + 1 < n and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= total:
             break
-        heap[at], codes[at] = heap[below], codes[below]
-        at = below
+        heap[at], codes[at] = heap[child], codes[child]
+        at = child
     heap[at], codes[at] = total, code
 
 

@@ -78,6 +78,7 @@ class SentenceStream:
         self._statistics: Statistics | None = None
         self._known_statistics: Callable[[str], Statistics | None] = lambda session: None
         self.session = session or layout.sessions[-1]
+        self._session_words: dict[str, Any] = {}  # SessionWords by session; the class imports the word search
 
     # --- the acoustic model and the search ---------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class SentenceStream:
 
     @property
     def delay(self) -> ModelDelay:
-        """Delay by design of the model's smoothing, patches and encoder."""
+        """Algorithmic delay of the model: smoothing, patches and encoder."""
         return self.layout.delay
 
     @property
@@ -299,9 +300,11 @@ class SentenceStream:
         return self._with_confidence(self.nbest(n_hypotheses(self._searcher, n, model)))
 
     def _with_confidence(self, hypotheses: list[Hypothesis], scale: float = 1.0) -> list[Hypothesis]:
-        from arcuate.decoding.confidence import with_confidence
+        from arcuate.decoding.confidence import SessionWords, with_confidence
 
-        return with_confidence(hypotheses, self._columns(self.log_probs()), self._words.settings, scale)
+        settings = self._words.settings
+        session = self._session_words.setdefault(self.session, SessionWords(settings.confidence))
+        return with_confidence(hypotheses, self._columns(self.log_probs()), settings, scale, session)
 
     def _submit_update(self, best: Hypothesis) -> None:
         """Pass the finished sentence on to adaptation."""

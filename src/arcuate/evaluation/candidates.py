@@ -68,8 +68,8 @@ def parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> list[CandidateL
         candidates = _parse_row(row, f"{path} line {number}", f"line {number}")
         if candidates.id in first_line:
             raise UserError(
-                f"{path} line {number}: trial {candidates.id!r} was on line {first_line[candidates.id]} already;"
-                " keep one of the two"
+                f"{path} line {number}: trial {candidates.id!r} is already on line"
+                f" {first_line[candidates.id]}; keep one of the two"
             )
         first_line[candidates.id] = number
         lists.append(candidates)

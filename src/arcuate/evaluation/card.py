@@ -1,6 +1,6 @@
 """Model cards: MODEL_CARD.md of a run, with the metadata block (front matter) that Hugging Face reads.
 
-A card states data with content hashes, error rates with intervals, intended use and limits. It is a function of the
+A card lists data with content hashes, error rates with intervals, intended use and limits. It is a function of the
 run folder: written at the end of training, after every evaluation and by `arcuate card`, and part of every export. What
 a user writes below the last line of the generated part, and the licence, are kept when it is written again.
 """
@@ -36,8 +36,9 @@ _DATASETS = {  # layout: identifier, name
 _TASK = {"type": "automatic-speech-recognition", "name": "Brain-to-text (intracortical recordings)"}
 _INTENDED_USE = """\
 Research on speech neuroprostheses: decoding recordings of the same participant and electrode arrays that the model was
-trained on, comparison of methods, and as a start for calibration on later sessions. It is not a medical device. It is
-not meant for decoding a person without their consent, or where a wrong word can do harm and is not checked."""
+trained on, comparison of methods, and as a starting point for calibration on later sessions. It is not a medical
+device. It is not meant for decoding a person without their consent, or where a wrong word can do harm and is not
+checked."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class _Result:
 def write_card(run: RunLike, *, licence: str | None = None, force: bool = False) -> CardResult:
     """Write MODEL_CARD.md into a run folder or the folder of an imported model.
 
-    `licence` is an identifier of Hugging Face, such as cc-by-4.0; by default that of the card before, else unknown.
+    `licence` is an identifier of Hugging Face, such as cc-by-4.0; by default that of the existing card, else unknown.
     `force` replaces a card that arcuate did not write.
     """
     opened = open_run(run)
@@ -113,10 +114,10 @@ def write_card(run: RunLike, *, licence: str | None = None, force: bool = False)
 
 
 def refresh_card(run: Run, name: str | None = None) -> None:
-    """Write the card after training or evaluation. Another file of the run that is damaged is a warning.
+    """Write the card after training or evaluation; if another file of the run is damaged, only log a warning.
 
-    A training that was interrupted before its first checkpoint gets no card. `name` is the name of the model, if the
-    folder has a temporary one.
+    A run that was interrupted before its first checkpoint gets no card. `name` is the name of the model, if the folder
+    has a temporary one.
     """
     if not has_checkpoint(run):
         return
@@ -136,7 +137,7 @@ def describe_run(
 ) -> ModelCard:
     """The card of a run; the metadata list the results of this checkpoint, the text lists all.
 
-    `address` stands in the example of use; `name` is by default that of the folder.
+    `address` is used in the code example; `name` is by default that of the folder.
     """
     if licence is not None and not _LICENCE.fullmatch(licence):
         raise UserError(
@@ -336,7 +337,7 @@ def _text(facts: _Facts, results: Sequence[_Result], address: str) -> str:
     if facts.is_simulated:
         parts.append(
             "> **Simulated data.** This model was trained and evaluated on simulated recordings. Its error rates are"
-            " not those of a person, and it decodes no real recording."
+            " not those of a person, and it cannot decode real recordings."
         )
     parts += [_description(facts), "## Results", _results_table(facts, results), "## Data", _data_table(facts)]
     parts += ["## Training", _training(facts), "## Intended use", _INTENDED_USE, "## Limits", _limits(facts, results)]
@@ -436,7 +437,7 @@ def _limits(facts: _Facts, results: Sequence[_Result]) -> str:
         limits.append("Error rates on the split that checkpoints were selected on are optimistic.")
     if len([c for c in facts.classes if c not in BLANK_NAMES]) == 40:
         limits.append("Its classes are the phonemes of American English.")
-    limits.append("It outputs a text for any input, also for bins without attempted speech.")
+    limits.append("It outputs text for any input, even for bins without attempted speech.")
     return "\n".join(f"- {limit}" for limit in limits)
 
 
@@ -502,7 +503,7 @@ def card_metadata(text: str, where: str) -> dict[str, Any]:
 
 
 def _read_own_parts(path: Path) -> tuple[str | None, str]:
-    """Licence and own text of the card before, if there is one."""
+    """Licence and user's text of the existing card, if there is one."""
     if not path.exists():
         return None, ""
     text = read_card(path)

@@ -76,7 +76,9 @@ def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSAT
     logging.disable_progress_bar()
     folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
     if path.is_dir() and not any(path.glob("*.safetensors")):
-        raise UserError(f"{path} has no .safetensors weights; convert them, pickled weights are not loaded")
+        raise UserError(
+            f"{path} has no .safetensors weights; pickled weights are not loaded: convert them to safetensors"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
         model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32, **options)
@@ -98,9 +100,9 @@ def _first_token(tokenizer: Any, path: Path) -> int:
 
 
 def as_sentence(text: str) -> str:
-    """A normalised text with capital and full stop, as in the training text of such models."""
-    printed = _LONE_I.sub("I", text)
-    return f"{printed[:1].upper()}{printed[1:]}." if printed else "."
+    """A normalised text with initial capital and full stop, as in the training text of such models."""
+    written = _LONE_I.sub("I", text)
+    return f"{written[:1].upper()}{written[1:]}." if written else "."
 
 
 def score_sentences(
@@ -113,11 +115,11 @@ def score_sentences(
 ) -> np.ndarray:
     """Summed natural-log probability of each text's tokens: (n,).
 
-    `max_tokens` bounds the size of a batch including padding, and so the memory; it affects scores by rounding only.
+    `max_tokens` limits the size of a batch, including padding, and thereby memory; scores change only by rounding.
     Equal texts are scored once.
     """
-    printed = [as_sentence(text) if style == "sentence" else text for text in texts]
-    distinct = sorted(set(printed))
+    sentences = [as_sentence(text) if style == "sentence" else text for text in texts]
+    distinct = sorted(set(sentences))
     tokens = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in distinct]
     _check_lengths(lm, tokens, distinct)
     scores = np.zeros(len(distinct))
@@ -129,7 +131,7 @@ def score_sentences(
         if progress:
             progress(done, len(distinct), "scoring sentences")
     by_text = dict(zip(distinct, scores.tolist(), strict=True))
-    return np.array([by_text[text] for text in printed])
+    return np.array([by_text[text] for text in sentences])
 
 
 def _check_lengths(lm: CausalModel, tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> None:
@@ -138,7 +140,7 @@ def _check_lengths(lm: CausalModel, tokens: Sequence[Sequence[int]], texts: Sequ
         if longest is not None and len(lm.context) + len(ids) + 1 > longest:
             raise UserError(
                 f"{text[:40]!r}… has {len(ids)} tokens and its context {len(lm.context)}; {lm.name} accepts at most"
-                f" {longest}; remove it, or give a shorter --context"
+                f" {longest}; remove the sentence, or give a shorter --context"
             )
 
 
@@ -172,9 +174,8 @@ PrefixScores = Mapping[tuple[str, ...], _ScoredPrefix]
 class CausalPrefixScorer:
     """Scores of growing hypotheses for the delayed fusion of the word search (`PrefixScorer`).
 
-    A prefix continues the longest scored prefix of its words: only its new tokens pass through the model, with the keys
-    and values of the words they share. Texts are written as for `score_sentences`, which gives the same scores up to
-    rounding.
+    A new prefix reuses the cached keys and values of its longest scored prefix, so only the remaining tokens pass
+    through the model. Texts have the form that `score_sentences` uses, which gives the same scores up to rounding.
     """
 
     lm: CausalModel
@@ -219,7 +220,7 @@ class CausalPrefixScorer:
 
     @staticmethod
     def _parent(scores: PrefixScores, words: tuple[str, ...], tokens: tuple[int, ...]) -> _ScoredPrefix:
-        """The longest scored prefix of these words whose tokens are the first ones."""
+        """The longest scored prefix of these words whose tokens are a prefix of `tokens`."""
         for n in range(len(words), -1, -1):
             known = scores.get(words[:n])
             if known is not None and len(known.tokens) < len(tokens) and tokens[: len(known.tokens)] == known.tokens:

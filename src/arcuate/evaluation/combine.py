@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from arcuate.data.alphabet import token_names
+from arcuate.data.alphabet import CLASSES, error_rate_name, token_names
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs, write_log_probs
 from arcuate.errors import UserError
@@ -139,6 +139,7 @@ class FrameCombination:
     n_trials: int
     phonemes: PhonemeComparison | None  # None: no labels
     out: Path | None
+    classes: tuple[str, ...] = CLASSES
 
     @property
     def per(self) -> float | None:
@@ -147,12 +148,15 @@ class FrameCombination:
 
     def summary(self) -> str:
         """The result in one sentence."""
-        rate = "no labels, so no PER" if self.per is None else f"greedy PER {100 * self.per:.2f} %"
+        name = error_rate_name(self.classes)
+        rate = f"no labels, so no {name}" if self.per is None else f"greedy {name} {100 * self.per:.2f} %"
         return f"{self.method} mean of {self.n_models} models, {self.n_trials} trials: {rate}"
 
     def to_dict(self) -> dict[str, Any]:
         phonemes = fields_to_dict(self.phonemes) if self.phonemes else {}
-        return fields_to_dict(self, "phonemes", "out") | phonemes | ({"out": str(self.out)} if self.out else {})
+        return (
+            fields_to_dict(self, "phonemes", "out", "classes") | phonemes | ({"out": str(self.out)} if self.out else {})
+        )
 
 
 def combine(
@@ -335,7 +339,7 @@ def combine_frames(
     phonemes = _compare_phonemes(models, pooled, labels) if labels else None
     if out is not None:
         write_log_probs(out, replace(models[0], trials=tuple(pooled)))
-    return FrameCombination(mean, len(models), len(pooled), phonemes, out)
+    return FrameCombination(mean, len(models), len(pooled), phonemes, out, models[0].classes)
 
 
 def read_frames(path: Path) -> FrameLogProbs:
@@ -374,7 +378,7 @@ def _check_length(first: FrameLogProbs, model: FrameLogProbs, index: int) -> np.
     if len(frames) != len(expected):
         raise UserError(
             f"trial {(first.ids or ())[index]} has {len(expected)} frames in {first.name} and {len(frames)} in"
-            f" {model.name}; models with different patches cannot be averaged by frame, combine their words:"
+            f" {model.name}; models with different patches cannot be averaged by frame; combine their words:"
             " --method mbr"
         )
     return frames

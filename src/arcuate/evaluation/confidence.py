@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.confidence import probability, sentence_features, word_features
-from arcuate.decoding.config import ConfidenceConfig, DecodingConfig, Logistic
+from arcuate.decoding.confidence import probability, sentence_features, totals_of, word_features
+from arcuate.decoding.config import ConfidenceConfig, Logistic
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words, score
@@ -24,6 +24,7 @@ from arcuate.progress import percent
 _N_BINS = 10
 _N_FOLDS = 5
 _MIN_WORDS = 50
+_N_QUANTILES = 20
 _PENALTY = 1.0  # L2 penalty on standardised weights, in nats; keeps the weights finite if all words are correct
 _COVERAGES = tuple(k / 20 for k in range(1, 21))
 
@@ -59,7 +60,7 @@ class ConfidenceMetrics:
     words: Reliability
     sentences: Reliability
     margin: Reliability  # baseline: logistic function of the difference between the two best totals of a sentence
-    accept_above: float
+    accept_above: float  # mean over the words; it depends on the session
     target_accuracy: float  # share of correct words among accepted ones that the threshold was calibrated for
     accepted_share: float
     accepted_accuracy: float | None
@@ -74,7 +75,8 @@ class ConfidenceMetrics:
             f" AUROC {_number(words.auroc)} (score margin: ECE {self.margin.ece:.3f},"
             f" AUROC {_number(self.margin.auroc)})\n"
             f"sentence probability: ECE {self.sentences.ece:.3f}, AUROC {_number(self.sentences.auroc)}\n"
-            f"{percent(self.accepted_share)} of the words accepted (confidence at least {self.accept_above:.3f}),"
+            f"{percent(self.accepted_share)} of the words accepted (confidence at least {self.accept_above:.3f} on"
+            f" average),"
             f" {accepted} of them correct; target {percent(self.target_accuracy)}; calibrated on {self.calibrated_on}"
         )
 
@@ -91,6 +93,7 @@ def measure_confidence(
 ) -> ConfidenceMetrics | None:
     """Measure the confidences of n-best lists with their reference texts; None if there is nothing to measure."""
     confidences: list[float] = []
+    thresholds: list[float] = []
     correct: list[bool] = []
     margins: list[float] = []
     sentences: list[float] = []
@@ -100,6 +103,8 @@ def measure_confidence(
             continue
         best = n_best[0]
         confidences += best.confidences
+        threshold = model.accept_above if best.accept_above is None else best.accept_above
+        thresholds += [threshold] * len(best.confidences)
         correct += are_correct(text, best.words)
         totals = [h.total or 0.0 for h in n_best[:2]]
         margin = float(probability(np.array(totals[0] - totals[1]))) if len(totals) > 1 else 1.0
@@ -109,12 +114,12 @@ def measure_confidence(
     if not correct:
         return None
     values, outcomes = np.array(confidences), np.array(correct)
-    accepted = values >= model.accept_above
+    accepted = values >= np.array(thresholds)
     return ConfidenceMetrics(
         measure_reliability(values, outcomes),
         measure_reliability(np.array(sentences), np.array(sentences_correct)),
         measure_reliability(np.array(margins), outcomes),
-        model.accept_above,
+        float(np.mean(thresholds)),
         model.accuracy,
         float(accepted.mean()),
         float(outcomes[accepted].mean()) if accepted.any() else None,
@@ -170,46 +175,42 @@ def area_under_roc(values: np.ndarray, correct: np.ndarray) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Evidence:
+class Evidence:
     """Features and outcomes of the words of one trial."""
 
-    n_best: Sequence[Hypothesis]
+    totals: np.ndarray  # of the n-best list
     features: np.ndarray  # (words, features)
     correct: np.ndarray  # (words,) bool
     sentence_correct: bool
-    fold: int = 0
+    session: str | None
+
+
+def collect_evidence(
+    n_best: Sequence[Hypothesis], frames: np.ndarray | None, text: str | None, session: str | None, lm_weight: float
+) -> Evidence | None:
+    """Evidence of an n-best list, its frames and reference text; None without words or without a reference."""
+    if text is None or not n_best or not n_best[0].words:
+        return None
+    words = n_best[0].words
+    features = word_features(n_best, frames, lm_weight)
+    return Evidence(totals_of(n_best), features, np.array(are_correct(text, words)), _is_correct(text, words), session)
 
 
 def fit_confidence(
-    decoded: Sequence[tuple[Sequence[Hypothesis], np.ndarray | None, str | None]],
-    sessions: Sequence[str | None],
-    settings: DecodingConfig,
-    *,
-    accuracy: float = 0.95,
-    calibrated_on: str = "",
+    evidence: Sequence[Evidence], start: ConfidenceConfig, *, accuracy: float = 0.95, calibrated_on: str = ""
 ) -> ConfidenceConfig:
-    """Fit the logistic models and the acceptance threshold on n-best lists, their frames and reference texts.
+    """Fit the logistic models and the acceptance threshold.
 
-    The threshold is chosen on cross-fitted confidences (over folds of sessions if there are at least two): it accepts
+    `accept_above` is chosen on cross-fitted confidences (over folds of sessions if there are at least two): it accepts
     the largest set of words in which (errors + 1) / (words + 1) is at most 1 - accuracy (as in conformal risk control,
-    Angelopoulos et al. 2022).
+    Angelopoulos et al. 2022). `log_odds` are quantiles of the cross-fitted log-odds, with which the words of a session
+    are compared; the other settings are those of `start`.
     """
-    if len({s for s in sessions if s is not None}) >= 2 and None not in sessions:
-        names = sorted({str(s) for s in sessions})
-        folds = [names.index(str(s)) % _N_FOLDS for s in sessions]
+    names = sorted({e.session for e in evidence if e.session is not None})
+    if len(names) >= 2 and all(e.session is not None for e in evidence):
+        folds = [names.index(str(e.session)) % _N_FOLDS for e in evidence]
     else:
-        folds = [i % _N_FOLDS for i in range(len(decoded))]
-    evidence = [
-        _Evidence(
-            n_best,
-            word_features(n_best, frames, settings.lm_weight),
-            np.array(are_correct(text, n_best[0].words)),
-            _is_correct(text, n_best[0].words),
-            fold,
-        )
-        for (n_best, frames, text), fold in zip(decoded, folds, strict=True)
-        if text is not None and n_best and n_best[0].words
-    ]
+        folds = [i % _N_FOLDS for i in range(len(evidence))]
     n_words = sum(len(e.correct) for e in evidence)
     if n_words < _MIN_WORDS:
         raise UserError(
@@ -217,31 +218,32 @@ def fit_confidence(
         )
     word = _fit_words(evidence)
     held_out = [np.empty(0)] * len(evidence)
-    for fold in {e.fold for e in evidence}:
-        others = [e for e in evidence if e.fold != fold]
+    for fold in set(folds):
+        others = [e for e, k in zip(evidence, folds, strict=True) if k != fold]
         model = _fit_words(others) if sum(len(e.correct) for e in others) >= _MIN_WORDS // 2 else word
         for i, e in enumerate(evidence):
-            if e.fold == fold:
+            if folds[i] == fold:
                 held_out[i] = model.log_odds(e.features)
     sentence = fit_logistic(
-        np.array([sentence_features(e.n_best, log_odds) for e, log_odds in zip(evidence, held_out, strict=True)]),
+        np.array([sentence_features(e.totals, log_odds) for e, log_odds in zip(evidence, held_out, strict=True)]),
         np.array([e.sentence_correct for e in evidence]),
     )
-    threshold = accept_threshold(
-        probability(np.concatenate(held_out)), np.concatenate([e.correct for e in evidence]), accuracy
-    )
-    return settings.confidence.model_copy(
+    log_odds = np.concatenate(held_out)
+    threshold = accept_threshold(probability(log_odds), np.concatenate([e.correct for e in evidence]), accuracy)
+    quantiles = np.quantile(log_odds, (np.arange(_N_QUANTILES) + 0.5) / _N_QUANTILES)
+    return start.model_copy(
         update={
             "word": word,
             "sentence": sentence,
             "accuracy": accuracy,
             "accept_above": threshold,
+            "log_odds": tuple(round(float(value), 3) for value in quantiles),
             "calibrated_on": calibrated_on,
         }
     )
 
 
-def _fit_words(evidence: Sequence[_Evidence]) -> Logistic:
+def _fit_words(evidence: Sequence[Evidence]) -> Logistic:
     return fit_logistic(np.concatenate([e.features for e in evidence]), np.concatenate([e.correct for e in evidence]))
 
 

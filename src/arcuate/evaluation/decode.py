@@ -80,7 +80,7 @@ class Transcription(Sequence[Transcript]):
     search: SearchDescription
     tuned_on_these: bool | None  # the weights were tuned on these trials; None: unknown
     out: Path | None
-    accept_above: float | None = None  # lowest confidence of an accepted word
+    accept_above: float | None = None  # lowest confidence of an accepted word of trials without a session
     reject_below: float | None = None  # sentences with a lower probability are marked as rejected
 
     @property
@@ -118,7 +118,7 @@ class Transcription(Sequence[Transcript]):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One output line per trial."""
-        return (t.to_row(self.search.lm, self.accept_above, self.reject_below) for t in self.transcripts)
+        return (t.to_row(self.search.lm, self.reject_below) for t in self.transcripts)
 
     def summary(self) -> str:
         """Error rates, if there are references, and cost: one line each."""

@@ -236,8 +236,7 @@ def evaluate(
     `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the
     frame scores over this many views of every trial, all but the first with white noise of SD `view_noise`.
     """
-    if views < 1 or (views > 1 and head != "ctc"):
-        raise UserError(f"--views must be at least 1, and more than 1 only with --head ctc; got {views} and {head}")
+    check_views(views, head)
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
@@ -372,6 +371,14 @@ def choose_head(source: ModelSource, head: str | None) -> Head:
     if chosen != "ctc" and not source.config.transducer.enabled:
         require_transducer(None, str(source.run.path))
     return chosen
+
+
+def check_views(views: int, head: str, adapts: bool = False) -> None:
+    """Raise `UserError` if views cannot be averaged."""
+    if views < 1 or (views > 1 and head != "ctc"):
+        raise UserError(f"--views must be at least 1, and more than 1 only with --head ctc; got {views} and {head}")
+    if views > 1 and adapts:
+        raise UserError("--views and --adapt are mutually exclusive; remove one of them")
 
 
 def _transducer_was_trained(source: ModelSource) -> bool:

@@ -1,4 +1,4 @@
-"""Log-linear choice between candidates: features, weights fitted to few word errors, and the weights file.
+"""Log-linear choice between candidates: features, weights fitted to minimise word errors, and the weights file.
 
 Weights are fitted by minimum-risk training (Smith & Eisner 2006): the expected word error rate under the softmax of
 the weighted sums is minimised. Fitted weights are evaluated on trials of other folds.
@@ -199,7 +199,7 @@ def assign_folds(groups: Sequence[str | None], n_folds: int) -> np.ndarray:
 def cross_fit(
     examples: Sequence[FittingExample | None], folds: np.ndarray, prior: Sequence[float], unbounded: Sequence[int] = ()
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """For each trial the weights fitted on the other folds, and the weights fitted on all. None: no reference."""
+    """For each trial the weights fitted on the other folds, and the weights fitted on all (None: no reference)."""
     known = [(fold, example) for fold, example in zip(folds, examples, strict=True) if example is not None]
     overall = fit_weights([example for _, example in known], prior, unbounded)
     by_fold = {
@@ -212,7 +212,7 @@ def cross_fit(
 def fit_weights(
     examples: Sequence[FittingExample], prior: Sequence[float], unbounded: Sequence[int] = ()
 ) -> np.ndarray:
-    """Weights (k,) of least expected word error rate, by L-BFGS-B from three scalings of the prior.
+    """Weights (k,) that minimise the expected word error rate, by L-BFGS-B from three scalings of the prior.
 
     Only `unbounded` weights may become negative: a feature that favours errors is noise.
     """
@@ -260,12 +260,12 @@ def _expected_rate(weights: np.ndarray, stack: _Stack) -> tuple[float, np.ndarra
     """
     raw = stack.features @ weights  # (N,)
     raw -= np.repeat(np.maximum.reduceat(raw, stack.starts), stack.sizes)  # largest exponent 0
-    raised = np.exp(raw)
-    p = raised / np.repeat(np.add.reduceat(raised, stack.starts), stack.sizes)
+    unnormalised = np.exp(raw)
+    p = unnormalised / np.repeat(np.add.reduceat(unnormalised, stack.starts), stack.sizes)
     means = np.add.reduceat(p * stack.errors, stack.starts)  # (trials,)
-    pull = p * (stack.errors - np.repeat(means, stack.sizes))
+    d_raw = p * (stack.errors - np.repeat(means, stack.sizes))
     value = means.sum() / stack.n_words + _L2_PENALTY * weights @ weights
-    return float(value), stack.features.T @ pull / stack.n_words + 2 * _L2_PENALTY * weights
+    return float(value), stack.features.T @ d_raw / stack.n_words + 2 * _L2_PENALTY * weights
 
 
 def describe_weights(

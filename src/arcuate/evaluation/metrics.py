@@ -12,11 +12,26 @@ from typing import Any
 
 from rapidfuzz.distance import Levenshtein
 
+from arcuate.data.alphabet import CLASSES, error_rate_name, recorded_classes
 from arcuate.data.text import normalise_text
+from arcuate.errors import UserError
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import fields_to_dict
+from arcuate.run import Run
 
 DELETED, INSERTED = "<del>", "<ins>"
+
+
+def run_rate_name(*runs: Run) -> str:
+    """Abbreviation of the error rate of runs, such as PER; "PER / CER" if their alphabets differ."""
+
+    def name(run: Run) -> str:
+        try:
+            return error_rate_name(recorded_classes(run.environment()))
+        except UserError:  # no environment.json, or a damaged one
+            return error_rate_name(CLASSES)
+
+    return " / ".join(dict.fromkeys(map(name, runs))) or error_rate_name(CLASSES)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def check_complete(texts: Sequence[SubmittedText], run: Run | None, split: str) 
         session, number = missing[0]
         raise UserError(
             f"{len(missing)} trials are missing, the first is trial {number} of {session}; a submission needs every"
-            f" trial, because rows are counted: decode all trials of the split {split}"
+            f" trial, because rows are identified by their position: decode all trials of the split {split}"
         )
 
 

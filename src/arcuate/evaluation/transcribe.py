@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from arcuate.data.text import normalise_text
-from arcuate.decoding.confidence import n_hypotheses, with_confidence
+from arcuate.decoding.confidence import SessionWords, n_hypotheses, with_confidence
 from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_unique_ids
@@ -72,14 +72,15 @@ class Transcript:
         probability = self.n_best[0].probability if self.n_best else None
         return below is not None and (probability is None or probability < below)
 
-    def to_row(self, lm: str, accept_above: float | None = None, reject_below: float | None = None) -> dict[str, Any]:
+    def to_row(self, lm: str, reject_below: float | None = None) -> dict[str, Any]:
         """The output line: best text with word times and confidences, and the n-best list with scores by source.
 
         For later scoring, it includes the language model and whether that model was trained on the sentence.
         """
         reference, errors = self.reference, self.word_errors
         best = self.n_best[0] if self.n_best else Hypothesis(())
-        times, confidences = best.times or [None] * len(best.words), best.confidences or [None] * len(best.words)
+        n_words = len(best.words)
+        times, confidences = best.times or [None] * n_words, best.confidences or [None] * n_words
         return {
             "id": reference.id,
             "session": reference.session,
@@ -94,9 +95,11 @@ class Transcript:
                     "first": span.first if span else None,
                     "last": span.last if span else None,
                     "confidence": value,
-                    "accepted": None if value is None or accept_above is None else value >= accept_above,
+                    "accepted": accepted,
                 }
-                for word, span, value in zip(best.words, times, confidences, strict=True)
+                for word, span, value, accepted in zip(
+                    best.words, times, confidences, best.accepted or [None] * n_words, strict=True
+                )
             ],
             "lm": lm,
             "in_lm_text": reference.in_lm_text,
@@ -135,18 +138,23 @@ def transcribe(
 ) -> list[Transcript]:
     """Search every trial once. The longest trial is searched first, untimed, to warm up caches and compiled code.
 
-    `confidence`: settings of the search; the best hypothesis of every trial then has confidences.
+    `confidence`: settings of the search; the best hypothesis of every trial then has confidences, which follow the
+    sessions as in a stream that decodes the trials in this order.
     """
     n_searched = n_best if confidence is None else n_hypotheses(search, n_best, confidence.confidence)
     if trials:
         longest = int(np.argmax([len(trial) for trial in trials]))
         _search_trial(search, trials[longest], references[longest], n_searched)
     transcripts: list[Transcript] = []
+    sessions: dict[str, SessionWords] = {}
     for trial, reference in zip(trials, references, strict=True):
         started = time.process_time()
         hypotheses = _search_trial(search, trial, reference, n_searched)
         if confidence is not None:
-            hypotheses = with_confidence(hypotheses, frame_scores(trial), confidence)
+            session = None
+            if reference.session is not None:
+                session = sessions.setdefault(reference.session, SessionWords(confidence.confidence))
+            hypotheses = with_confidence(hypotheses, frame_scores(trial), confidence, session=session)
         transcripts.append(Transcript(reference, tuple(hypotheses[:n_best]), time.process_time() - started))
         if progress:
             progress(len(transcripts), len(trials), "decoding words")

@@ -1,7 +1,7 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,7 @@ import numpy as np
 import torch
 
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.augmentation import augment
 from arcuate.data.batching import Batch, evaluation_batches, group_by_length
-from arcuate.data.config import AugmentationConfig
-from arcuate.data.seeds import derive_seed
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.heads import TRANSDUCER_BEAM, Head
 from arcuate.decoding.hypothesis import greedy
@@ -25,6 +22,7 @@ from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
+from arcuate.models.views import average_outputs, view_noise
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
 from arcuate.training.config import Validate
@@ -130,20 +128,16 @@ def decode_trials(
 
 
 def average_views(model: Model, batch: Batch, outputs: Outputs, n_views: int, noise: float) -> Outputs:
-    """Pseudo-ensemble of one model: the CTC log-probabilities averaged over noisy views of the input, and normalised.
+    """Average the CTC log-probabilities of a batch over noisy views (`arcuate.models.views`).
 
-    The first view is the clean one; the others add white noise with this SD to the normalised bins. Noise is a function
-    of (view, trial), so results do not depend on the batch.
+    `outputs` are those of the first view, which is clean; the others add noise with this SD to the normalised bins.
     """
-    clean, ids = model.normalise(batch.bins, batch.statistics), [t.id for t in batch.trials]
-    settings = AugmentationConfig(white_noise_sd=noise)
-    summed = outputs.log_probs["ctc"].float()
+    clean = model.normalise(batch.bins, batch.statistics)
+    views = [outputs]
     for view in range(1, n_views):
-        bins, _ = augment(clean, torch.tensor(batch.lengths), ids, settings, derive_seed("views"), view)
-        inputs = ModelInputs(bins, batch.n_bins, batch.session, lengths=tuple(batch.lengths))
-        summed = summed + model.encode(inputs).log_probs["ctc"].float()
-    averaged = torch.log_softmax(summed / n_views, dim=-1)
-    return replace(outputs, log_probs={**outputs.log_probs, "ctc": averaged})
+        bins = clean + noise * view_noise(view, 0, clean)
+        views.append(model.encode(ModelInputs(bins, batch.n_bins, batch.session, lengths=tuple(batch.lengths))))
+    return average_outputs(views)
 
 
 def _decode_transducer(

@@ -24,7 +24,7 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
-from arcuate.evaluation.confidence import fit_confidence
+from arcuate.evaluation.confidence import collect_evidence, fit_confidence
 from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.transcribe import (
@@ -215,10 +215,13 @@ def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) ->
     n_best = n_hypotheses(task.search if task.joint is None else task.joint[0], 2, settings.confidence)
     logger.info(f"calibrating confidences on {len(chosen)} trials")
     transcripts = _transcribe(task, chosen, settings, n_best)
+    found = [
+        collect_evidence(t.n_best, task.trials[i], t.reference.text, t.reference.session, settings.lm_weight)
+        for i, t in zip(chosen, transcripts, strict=True)
+    ]
     fitted = fit_confidence(
-        [(t.n_best, task.trials[i], t.reference.text) for i, t in zip(chosen, transcripts, strict=True)],
-        [t.reference.session for t in transcripts],
-        settings,
+        [evidence for evidence in found if evidence is not None],
+        settings.confidence,
         accuracy=accuracy,
         calibrated_on=task.description.scores,
     )

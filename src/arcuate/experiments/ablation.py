@@ -20,7 +20,12 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_overrides
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
-from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_in_subprocess
+from arcuate.experiments.subprocess_train import (
+    check_new_folder,
+    check_one_process,
+    open_folder,
+    train_in_subprocess,
+)
 from arcuate.files import LockHeld, exclusive_lock, read_json
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, unfinished_reason
@@ -143,6 +148,7 @@ def ablate(
     one to score: with "last", a run that diverged counts as such. Calling again with the same arguments continues.
     Judge the result with `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
     """
+    check_one_process("ablate")
     common = override_list(overrides)
     if isinstance(factors, Mapping):
         parsed = tuple(Factor(name, tuple(override_list(changed))) for name, changed in factors.items())

@@ -63,7 +63,7 @@ class CalibrationResult:
     initial_session: str  # whose layer the new one starts from, or "mean"
     days_later: int | None  # days since the nearest known session
     n_sentences: int
-    n_held_out: int  # labelled sentences after them
+    n_held_out: int  # labelled sentences after the first `n_sentences`
     n_known_trials: int  # of known sessions, mixed into the batches
     settings: Calibration
     sizes: tuple[int, ...]  # numbers of sentences on the curve
@@ -163,7 +163,7 @@ def _make_plan(
     name = f"{source.run.name}-{session}"
     run = Run(Path(out) if out is not None else parent.resolve().with_name(name))
     if parent.resolve() in run.path.resolve().parents:
-        raise UserError(f"{run.path} is inside the parent run, which is not changed; choose another --run")
+        raise UserError(f"{run.path} is inside the parent run; choose another --run")
     if not dry_run:
         check_run_folder(run.path, can_resume=False)
     store = data if isinstance(data, Store) else Store.open(Path(data))

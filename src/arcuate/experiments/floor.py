@@ -2,8 +2,9 @@
 
 Two inputs are trained and scored: `exchanged`, where every trial has the bins of another trial of about the same
 length, and `silence`, where all channels carry the same binary speech/silence signal, so that only the length and the
-pauses are left. `language model` decodes uniform frame scores of the same length to words. A run whose error rate is
-close to a floor has learnt little from neural activity; `find_shortcuts` checks for the usual causes of a low floor.
+pauses are left. `language model` decodes uniform frame scores of the same length to words, without training. A run
+whose error rate is close to a floor has learnt little from neural activity; `find_shortcuts` checks for the usual
+causes of a low floor.
 """
 
 import tempfile
@@ -15,13 +16,14 @@ import numpy as np
 
 from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.log_probs import reorder_classes
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.shortcuts import Shortcut, find_shortcuts
-from arcuate.evaluation.trials import decode_trials
+from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import run_recipe
 from arcuate.experiments.train import train
 from arcuate.files import fields_to_dict, write_json
@@ -33,6 +35,7 @@ from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, find_checkpoint, open_run
 
 INPUTS = ("exchanged", "silence")
+LANGUAGE_MODEL = "language model"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Floor:
     n_trials: int
     per: float | None  # PER of the run on these trials
     per_floor: dict[str, float | None]  # PER by input
-    wer_language_model: float | None  # None: not measured
+    wer: float | None  # WER of the run; None: words were not decoded, or no trial has a text
+    wer_floor: dict[str, float | None]  # WER by input, and of the language model alone
     shortcuts: tuple[Shortcut, ...]
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
@@ -58,12 +62,17 @@ class Floor:
         """Error rate, floors and shortcuts: one line each."""
         lines = [f"{error_rate_name(self.classes)} {percent(self.per)} on {self.n_trials} {self.split} trials"]
         lines += [f"floor {percent(rate)} with input {name!r}" for name, rate in self.per_floor.items()]
-        if self.wer_language_model is not None:
-            lines.append(f"WER {percent(self.wer_language_model)} with the language model alone")
+        if self.wer is not None:
+            lines.append(f"WER {percent(self.wer)}")
+            lines += [f"floor {percent(rate)} with {_describe(name)}" for name, rate in self.wer_floor.items()]
         return "\n".join([*lines, *(s.summary() for s in self.shortcuts)])
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_dict(self, "classes"), "lowest": self.lowest}
+
+
+def _describe(name: str) -> str:
+    return "the language model alone" if name == LANGUAGE_MODEL else f"input {name!r}"
 
 
 class UninformativeStore(Store):
@@ -140,23 +149,27 @@ def measure_floor(
     recipe = run_recipe(opened)
     changes = ["data.workers=0", *([] if steps is None else [f"train.steps={steps}"])]
     batch_size = source.config.validate_.batch_size
-    measured: dict[str, float | None] = {}
+    words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
+    per_floor: dict[str, float | None] = {}
+    wer_floor: dict[str, float | None] = {}
     for kind in INPUTS:
         logger.info(f"training on the input {kind!r}")
         without = UninformativeStore(store, kind)
         with tempfile.TemporaryDirectory() as folder:
             train(recipe, without, Path(folder) / "floor", overrides=changes, progress=progress)
             trained = load_model(find_checkpoint(Path(folder) / "floor", "best"))
-            results = decode_trials(trained, without, trials, batch_size=batch_size)
-        measured[kind] = total(r.score for r in results if r.score is not None).rate
-    results = decode_trials(model, store, trials, batch_size=batch_size)
+            results = decode_trials(trained, without, trials, batch_size=batch_size, keep_log_probs=words is not None)
+        per_floor[kind] = total(r.score for r in results if r.score is not None).rate
+        wer_floor[kind] = None if words is None else words.rate(results)
+    results = decode_trials(model, store, trials, batch_size=batch_size, keep_log_probs=words is not None)
     floor = Floor(
         opened.name,
         split,
         len(trials),
         total(r.score for r in results if r.score is not None).rate,
-        measured,
-        None if lm is None else _language_model_wer(trials, model.config, lm, lexicon),
+        per_floor,
+        None if words is None else words.rate(results),
+        {} if words is None else wer_floor | {LANGUAGE_MODEL: words.language_model_rate()},
         shortcuts,
         model.config.classes,
     )
@@ -166,19 +179,33 @@ def measure_floor(
     return floor
 
 
-def _language_model_wer(trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> float | None:
-    """WER of the word search over uniform frame scores."""
-    _, classes = reorder_classes(np.zeros((1, len(config.classes)), np.float32), config.classes, "the model")
-    search = build_word_search(open_lexicon(lexicon, classes), open_model(lm), boundary=boundary_index(classes))
-    count_frames = config.settings.front_end.patch.count_frames
-    texts: dict[int, str] = {}
-    counts = []
-    for trial in trials:
-        if not trial.text:
-            continue
-        n = int(count_frames(trial.n_bins))
-        if n not in texts:
-            found = search.search(np.full((n, len(classes)), -np.log(len(classes)), np.float32))
-            texts[n] = (found[0].text or "") if found else ""
-        counts.append(score_text(trial.text, texts[n]).words)
-    return total(counts).rate
+class _WordErrors:
+    """WER of frame scores of the same trials."""
+
+    def __init__(self, trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> None:
+        self._trials = [t for t in trials if t.text]
+        self._count_frames = config.settings.front_end.patch.count_frames
+        self._columns = reorder_for_words(config.classes, DecodingConfig())
+        classes = self._columns.classes
+        self._search = build_word_search(
+            open_lexicon(lexicon, classes), open_model(lm), boundary=boundary_index(classes)
+        )
+
+    def rate(self, results: list[TrialResult]) -> float | None:
+        """WER of decoded trials with log-probabilities."""
+        frames = {r.trial.id: r.log_probs for r in results if r.log_probs is not None}
+        return self._rate([self._text(self._columns(frames[t.id])) for t in self._trials])
+
+    def language_model_rate(self) -> float | None:
+        """WER of uniform frame scores: only the language model and the number of frames are left."""
+        n_classes = len(self._columns.classes)
+        lengths = [int(self._count_frames(t.n_bins)) for t in self._trials]
+        uniform = {n: self._text(np.full((n, n_classes), -np.log(n_classes), np.float32)) for n in set(lengths)}
+        return self._rate([uniform[n] for n in lengths])
+
+    def _text(self, frames: np.ndarray) -> str:
+        found = self._search.search(frames)
+        return (found[0].text or "") if found else ""
+
+    def _rate(self, texts: list[str]) -> float | None:
+        return total(score_text(t.text or "", text).words for t, text in zip(self._trials, texts, strict=True)).rate

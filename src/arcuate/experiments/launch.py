@@ -33,7 +33,7 @@ try:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.helpers import TorchDistributedEnvironment
 except ImportError:
-    raise UserError("Slurm jobs need the package submitit: pip install -e '.[cluster]' -c constraints.txt") from None
+    raise UserError("Slurm jobs need the package submitit: pip install 'arcuate[cluster]'") from None
 
 _FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
 # Exit codes of a command that stopped with a checkpoint.
@@ -60,6 +60,11 @@ class SlurmSettings:
     signal_s: int = int(GRACE_S)  # seconds before the time limit at which the job stops with a checkpoint
     max_requeues: int = 100
     parallel: int = 256  # tasks of an array that run at the same time
+
+    @property
+    def n_processes(self) -> int:
+        """Number of processes of one task."""
+        return self.nodes * (self.gpus or self.processes)
 
     def check(self) -> None:
         seconds = _seconds(self.time)
@@ -137,6 +142,13 @@ def launch(
     settings = settings or SlurmSettings()
     settings.check()
     folder, tasks = plan_tasks(arguments, n_workers)
+    command = "train --seeds" if _value_of(arguments, "--seeds") is not None else arguments[0]
+    if command != "train" and settings.n_processes > 1:
+        raise UserError(
+            f"{command} starts trainings of one process each, but these options start {settings.n_processes} processes"
+            " per job; use --nodes 1 with --gpus 1 or --processes 1, and --workers N for N jobs of a sweep or an"
+            " ablation"
+        )
     if not dry_run and shutil.which("sbatch") is None:
         raise UserError("sbatch was not found; run this on a node of the Slurm cluster, or add --dry-run")
     executor = _make_executor(folder, settings, len(tasks))
@@ -164,11 +176,14 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
         expected = ", ".join(_FOLDER_OPTIONS)
         raise UserError(f"cannot launch {command or 'nothing'!r}: expected one of {expected}, as in -- train tiny …")
     if "--dry-run" in words:
-        raise UserError("--dry-run after -- applies to the training; put it before -- to print the batch script")
+        raise UserError("--dry-run after -- applies to the command; put it before -- to print the batch script")
     option = _FOLDER_OPTIONS[command]
     folder = _value_of(words, option)
     if folder is None:
         raise UserError(f"{command} needs {option} FOLDER, which also receives the logs of the job")
+    if not os.path.abspath(folder).isprintable() or "%" in os.path.abspath(folder):
+        # a line break would start a line of the batch script, and Slurm replaces %j, %a … in the names of logs
+        raise UserError(f"{option} {folder!r:.100}: the path contains a control character or %; choose another folder")
     if (url := _value_of(words, "--storage")) is not None and has_password(url):
         raise UserError(
             "--storage contains a password, which the batch script would store in a file; remove it from the URL and"
@@ -186,13 +201,13 @@ def plan_tasks(arguments: Sequence[str], n_workers: int = 1) -> tuple[Path, tupl
         return Path(folder) / JOB_FOLDER, (tuple(words),)
     if _value_of(words, "--from") is not None:
         raise UserError("--seeds and --from cannot be launched together; launch every seed with train.seed=K")
-    if not seeds.isdecimal() or not int(seeds):
-        raise UserError(f"--seeds {seeds}: expected a number of seeds")
+    if not re.fullmatch(r"1000|[1-9]\d{0,2}", seeds, re.ASCII):
+        raise UserError(f"--seeds {seeds:.20}: expected a number of seeds, from 1 to 1000")
     return Path(folder) / JOB_FOLDER, tuple((*words, "--only", str(i)) for i in range(int(seeds)))
 
 
 def _value_of(words: Sequence[str], option: str) -> str | None:
-    """The value of an option on a command line, given as `--run X` or `--run=X`; the last one, as the command takes."""
+    """The value of an option on a command line, given as `--run X` or `--run=X`; the last one if repeated."""
     value = None
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word == option:

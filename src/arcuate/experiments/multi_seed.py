@@ -1,7 +1,6 @@
 """One recipe trained with several seeds: a scored run folder per seed, and the spread of the error rates."""
 
 import gc
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from arcuate.config import Overrides, override_list
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
+from arcuate.experiments.subprocess_train import check_one_process
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
@@ -72,7 +73,7 @@ class SeedsResult:
 
     @property
     def missing(self) -> dict[int, str]:
-        """Seeds that are in no mean or spread, with the reason."""
+        """Seeds excluded from mean and spread, with the reason."""
         reasons = {s.seed: s.error or "interrupted" for s in self.seeds if not s.is_complete}
         planned = range(self.recipe.train.seed, self.recipe.train.seed + self.n_seeds)
         started = {s.seed for s in self.seeds}
@@ -190,11 +191,7 @@ def _seed_folder(folder: Path, seed: int) -> Path:
 
 def _check_folder(folder: Path, recipes: dict[int, Recipe], resume: bool, dry_run: bool) -> None:
     """Check before the first seed is trained for anything that would stop a later one."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(
-            "--seeds trains one run after another in one process; start it without torchrun, or train every seed"
-            " separately with train.seed=K --run RUN/seed-K"
-        )
+    check_one_process("train --seeds")
     if dry_run:
         return
     if Run(folder).recipe_file.exists():
@@ -237,7 +234,7 @@ def _log_summary(summary: SeedsResult) -> None:
     if summary.sd_per is not None:
         low, high = min(summary.best_pers), max(summary.best_pers)
         spread = f" ± {100 * summary.sd_per:.1f} (SD; {percent(low)} to {percent(high)})"
-    split = summary.selected_on
-    logger.info(f"{counted(n_complete, 'seed')}: best {split} PER {percent(summary.mean_per)}{spread}")
+    split, name = summary.selected_on, run_rate_name(summary.complete[0].run)
+    logger.info(f"{counted(n_complete, 'seed')}: best {split} {name} {percent(summary.mean_per)}{spread}")
     if n_complete > 1 and not summary.missing:
         logger.info(f"next: arcuate combine {summary.path}/seed-* --method geometric --split {split}")

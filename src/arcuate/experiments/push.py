@@ -43,7 +43,7 @@ class PushedFile:
 
 @dataclass(frozen=True)
 class PushPlan:
-    """An upload before it happens."""
+    """A planned upload."""
 
     repository: str
     private: bool
@@ -64,7 +64,7 @@ class PushPlan:
 
 @dataclass(frozen=True)
 class PushResult:
-    """An upload that is complete, or with `dry_run` what it would be."""
+    """A completed upload or, with `dry_run`, a planned one."""
 
     plan: PushPlan
     commit: str | None  # None: dry run
@@ -125,9 +125,7 @@ def upload(plan: PushPlan, *, dry_run: bool = False) -> PushResult:
 
         client.create_repo(plan.repository, private=True if plan.private else None, exist_ok=True)
         if plan.private and not client.model_info(plan.repository).private:
-            raise UserError(
-                f"{plan.repository} exists and is public; make it private on its page, or leave --private out"
-            )
+            raise UserError(f"{plan.repository} exists and is public; make it private on its page, or omit --private")
         operations = [CommitOperationAdd(file.name, _payload(file)) for file in plan.files]
         try:
             done = client.create_commit(plan.repository, operations, commit_message="Upload a model with arcuate")

@@ -49,7 +49,7 @@ class _Identity(Settings):
     )
     extends: str | None = Field(None, description="Recipe that this one inherits from.")
     summary: str = Field("", description="One line for `arcuate recipes list`.")
-    purpose: str = Field("", max_length=1000, description="Why the run is made: the question it is meant to answer.")
+    purpose: str = Field("", max_length=1000, description="Purpose of the run: the question it is meant to answer.")
     target: Target | None = Field(None, description="Success criteria of the run; null = none.")
     compare_with: str | None = Field(
         None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = automatic."
@@ -80,7 +80,7 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         name = str(recipe)
         if not overrides and name in _recipe_names():
             return _packaged_recipe(name)
-        tree, migrate = resolve_recipe(name), any(_is_run_recipe(place) for place, _ in _lineage(name))
+        tree, migrate = resolve_recipe(name), any(_is_run_recipe(location) for location, _ in _lineage(name))
     apply_overrides(tree, overrides)
     with trust_code(not migrate):  # a recipe that the user names may import code, the one of a run folder may not
         return parse_settings(Recipe, tree, name, migrate=migrate)
@@ -91,9 +91,9 @@ def _packaged_recipe(name: str) -> Recipe:
     return parse_settings(Recipe, resolve_recipe(name), name)
 
 
-def _is_run_recipe(place: "Place") -> bool:
+def _is_run_recipe(location: "RecipeLocation") -> bool:
     """Whether a recipe belongs to a run folder, which an earlier version or another person may have written."""
-    return place.path is not None and any(place.path.with_name(n).is_file() for n in ("environment.json", RECORD))
+    return location.path is not None and any(location.path.with_name(n).is_file() for n in ("environment.json", RECORD))
 
 
 def run_recipe(run: Run) -> Recipe:
@@ -110,49 +110,49 @@ def resolve_recipe(name: str) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for _, own in reversed(chain):
         tree = merge(tree, own)
-    packaged = [place.name for place, _ in chain[1:] if place.path is None]
+    packaged = [location.name for location, _ in chain[1:] if location.path is None]
     return {**tree, "extends": packaged[0] if packaged else None}
 
 
 @dataclass(frozen=True)
-class Place:
+class RecipeLocation:
     """Location of a recipe: packaged under its name, or in a file."""
 
     name: str
     path: Path | None = None
 
 
-def _lineage(name: str) -> list[tuple[Place, dict[str, Any]]]:
-    """The recipe and its ancestors, nearest first, each with the settings that it states itself."""
-    chain: list[tuple[Place, dict[str, Any]]] = []
-    place = _locate(name)
+def _lineage(name: str) -> list[tuple[RecipeLocation, dict[str, Any]]]:
+    """The recipe and its ancestors, nearest first, each with its own settings only."""
+    chain: list[tuple[RecipeLocation, dict[str, Any]]] = []
+    location = _locate(name)
     while True:
-        if place in (seen := [earlier for earlier, _ in chain]):
-            names = " -> ".join(earlier.name for earlier in (*seen, place))
+        if location in (seen := [earlier for earlier, _ in chain]):
+            names = " -> ".join(earlier.name for earlier in (*seen, location))
             raise UserError(f"recipe {name!r} extends itself: {names}")
-        tree = read_tree(place)
-        chain.append((place, tree))
+        tree = read_tree(location)
+        chain.append((location, tree))
         parent = tree.get("extends")
         if parent is None:
             return chain
-        place = _locate(str(parent), place)
+        location = _locate(str(parent), location)
 
 
-def _locate(name: str, child: Place | None = None) -> Place:
+def _locate(name: str, child: RecipeLocation | None = None) -> RecipeLocation:
     """Find a recipe by name or path; the parent of a recipe file is searched in the folder of that file first."""
     if child is None and is_hub_name(name):
         name = str(local_path(name))
     if child is None:
         if name in recipe_names():
-            return Place(name)
+            return RecipeLocation(name)
         for path in (Path(name), Path(name) / "recipe.yaml"):  # a file, or a run folder
             if os.path.isfile(path):
-                return Place(name, path.resolve())
+                return RecipeLocation(name, path.resolve())
     else:
         if child.path is not None and os.path.isfile(path := child.path.parent / name):
-            return Place(name, path.resolve())
+            return RecipeLocation(name, path.resolve())
         if name in recipe_names():
-            return Place(name)
+            return RecipeLocation(name)
     known = recipe_names()
     near = difflib.get_close_matches(name, known, n=1)
     shown = ", ".join(recipe for recipe in known if _group(recipe) != DOCUMENTED_RUNS)
@@ -161,15 +161,15 @@ def _locate(name: str, child: Place | None = None) -> Place:
     raise UserError(f"no recipe and no file named {name!r}{where}; {hint}")
 
 
-def read_tree(place: Place) -> dict[str, Any]:
-    """The settings that a recipe states itself."""
-    if place.path is None:
-        tree = parse_yaml((files("arcuate") / "experiments" / "recipes" / f"{place.name}.yaml").read_text("utf-8"))
+def read_tree(location: RecipeLocation) -> dict[str, Any]:
+    """The settings in the file of a recipe, without inherited ones."""
+    if location.path is None:
+        tree = parse_yaml((files("arcuate") / "experiments" / "recipes" / f"{location.name}.yaml").read_text("utf-8"))
     else:
-        tree = read_yaml(place.path, "recipe ")
+        tree = read_yaml(location.path, "recipe ")
     if not isinstance(tree, dict):
-        raise UserError(f"recipe {place.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
-    return {"name": place.path.stem if place.path else place.name, **tree}
+        raise UserError(f"recipe {location.name} must be a mapping of settings, such as 'train: {{steps: 100}}'")
+    return {"name": location.path.stem if location.path else location.name, **tree}
 
 
 def setting_for(option: str) -> str | None:
@@ -202,8 +202,8 @@ def official_ancestor(recipe: Recipe | str | Path) -> str | None:
         recipe = recipe.extends or recipe.name
         if recipe not in recipe_names():
             return None
-    place, tree = _lineage(str(recipe))[-1]
-    for candidate in (place.name, tree["name"]):
+    location, tree = _lineage(str(recipe))[-1]
+    for candidate in (location.name, tree["name"]):
         if candidate in OFFICIAL:
             return str(candidate)
     return None
@@ -256,7 +256,7 @@ class RecipeComparison:
 
 def list_recipes() -> list[RecipeEntry]:
     """The packaged recipes by group and name."""
-    trees = {name: read_tree(Place(name)) for name in recipe_names()}
+    trees = {name: read_tree(RecipeLocation(name)) for name in recipe_names()}
     entries = [RecipeEntry(n, tree.get("extends"), tree.get("summary"), _group(n)) for n, tree in trees.items()]
     return sorted(entries, key=lambda entry: (list(RECIPE_GROUPS).index(entry.group), entry.name))
 
@@ -340,7 +340,7 @@ class SettingEntry:
 
 @dataclass(frozen=True)
 class ComponentEntry:
-    """A settings class at its place in the recipe."""
+    """A settings class and its path in the recipe."""
 
     path: str
     kind: str | None
@@ -406,7 +406,7 @@ def to_markdown() -> str:
 def _describe_setting(path: str, field: FieldInfo, default: Any) -> SettingEntry:
     is_required = default is PydanticUndefined
     default_text = "required" if is_required else f"`{json.dumps(default, ensure_ascii=False)}`"
-    meaning = field.description or ("Kind of component." if path.endswith(".kind") else "")
+    meaning = field.description or (f"Type of {path.split('.')[-2]}." if path.endswith(".kind") else "")
     limits = ", ".join(dict.fromkeys([*_limits(field.metadata), *_inner_limits(field.annotation)]))
     return SettingEntry(path, _type_name(field.annotation), default_text, limits, meaning)
 

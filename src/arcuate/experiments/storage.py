@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.exceptions import ExperimentalWarning, OptunaError, StorageInternalError
 from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
@@ -87,7 +88,7 @@ def _connect_proxy(url: str) -> Any:
             proxy = GrpcStorageProxy(host=host, port=port)
         proxy.wait_server_ready(timeout=10)
     except ImportError:
-        raise UserError("grpc:// needs the package grpcio: pip install -e '.[database]' -c constraints.txt") from None
+        raise UserError("grpc:// needs the package grpcio: pip install 'arcuate[database]'") from None
     except ConnectionError:
         raise UserError(f"no Optuna gRPC proxy found at {host}:{port}; start it there or check the address") from None
     return proxy
@@ -101,8 +102,10 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
         parsed = make_url(url)
         if parsed.get_backend_name() in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-            options: dict[str, Any] = {"pool_pre_ping": True}
+            options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 20}}
         else:
+            if parsed.database in (None, "", ":memory:"):
+                raise UserError(f"--storage {shown}: expected sqlite:///FILE, which the workers share")
             options = {"connect_args": {"timeout": 60}}  # seconds to wait for another writer
             if not create and not Path(parsed.database or "").is_file():
                 raise UserError(f"--storage {shown}: no such file")
@@ -115,15 +118,33 @@ def _connect_database(url: str, study_name: str, heartbeat_s: int, create: bool)
                 skip_table_creation=not create,
             )
     except ImportError:
-        raise UserError(
-            "databases need the package psycopg: pip install -e '.[sweep,database]' -c constraints.txt"
-        ) from None
+        raise UserError("databases need the package psycopg: pip install 'arcuate[sweep,database]'") from None
     except (exc.ArgumentError, ValueError):
         raise UserError(f"--storage {shown}: expected {_FORMS}") from None
     except (exc.SQLAlchemyError, OptunaError) as error:
         raise UserError(f"--storage {shown} cannot be opened: {_reason(error)}") from None
     file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
     return _DatabaseStorage(storage, study_name, heartbeat_s, file)
+
+
+@contextmanager
+def explain_unreachable(url: str | None) -> Iterator[None]:
+    """Turn the errors of a database or proxy that stops answering during a sweep into one sentence."""
+    if url is None:
+        yield
+        return
+    from sqlalchemy.exc import SQLAlchemyError
+
+    unreachable: tuple[type[Exception], ...] = (SQLAlchemyError, StorageInternalError)
+    if url.startswith("grpc:"):
+        unreachable = (*unreachable, import_module("grpc").RpcError)
+    try:
+        yield
+    except unreachable as error:
+        raise UserError(
+            f"--storage {without_password(url)} no longer answers: {_reason(error)}; once it does, the same command"
+            " continues the sweep"
+        ) from None
 
 
 def _reason(error: Exception) -> str:

@@ -15,7 +15,7 @@ from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.files import LockHeld, exclusive_lock, read_json, write_json
 from arcuate.progress import logger
-from arcuate.run import BUSY, JOB_FOLDER, Run
+from arcuate.run import BUSY, JOB_FOLDER, Run, check_local
 from arcuate.training.callbacks import GRACE_S, PARENT_PIPE, Stop
 from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 
@@ -34,8 +34,21 @@ class SubprocessResult:
 
 def check_new_folder(folder: Path, kind: str) -> None:
     """Reject a non-empty folder that is not of this kind; `kind` is "a sweep" or "an ablation"."""
+    check_local(folder, "--out")
     if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - {JOB_FOLDER}):
         raise UserError(f"{folder} exists and is not {kind} folder; choose another --out")
+
+
+def check_one_process(command: str) -> None:
+    """Reject a command that starts trainings of its own in one of several processes of torchrun or of a Slurm job.
+
+    The trainings inherit the environment, so those of different processes would join each other as one training.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"{command} starts one training after another, each in one process; start it without torchrun, and in a"
+            " Slurm job with --gpus 1"
+        )
 
 
 def open_folder(file: Path, kind: str, recipe: TrainingConfig, varied: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +111,7 @@ def _train_once(
     with log.open("ab") as stream:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # closes when this process ends, also when it is killed: `stop_with_parent`
+            stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed: `stop_with_parent`
             stdout=subprocess.PIPE,
             stderr=stream,
             env={**os.environ, PARENT_PIPE: "1"},
@@ -141,7 +154,7 @@ def _follow(
     on_metrics: Callable[[list[dict[str, Any]]], None],
     should_stop: Callable[[], bool],
 ) -> None:
-    """Pass on metrics until the training ends or has to be stopped."""
+    """Pass on metrics until training ends or has to be stopped."""
     size = 0
     while True:
         ended = process.poll() is not None or stop.requested

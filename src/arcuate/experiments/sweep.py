@@ -21,9 +21,16 @@ from arcuate.data.seeds import derive_seed
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError, without_password
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.search_space import Choices, Dimension, read_space, to_override
-from arcuate.experiments.subprocess_train import check_new_folder, open_folder, train_arguments, train_in_subprocess
+from arcuate.experiments.subprocess_train import (
+    check_new_folder,
+    check_one_process,
+    open_folder,
+    train_arguments,
+    train_in_subprocess,
+)
 from arcuate.files import fields_to_dict, read_json, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
@@ -36,9 +43,16 @@ try:
     from optuna.trial import FrozenTrial, TrialState
 
     from arcuate.experiments.journal import explain_damage
-    from arcuate.experiments.storage import INTERRUPTED, JOURNAL_FILE, REASON, StudyStorage, open_storage
+    from arcuate.experiments.storage import (
+        INTERRUPTED,
+        JOURNAL_FILE,
+        REASON,
+        StudyStorage,
+        explain_unreachable,
+        open_storage,
+    )
 except ImportError:
-    raise UserError("sweeps need the package optuna: pip install -e '.[sweep]' -c constraints.txt") from None
+    raise UserError("sweeps need the package optuna: pip install 'arcuate[sweep]'") from None
 
 _RETRY_OF, _FOLDER, _HOST, _PLAN = "retry_of", "folder", "host", "plan"  # user attributes of trials and of the study
 _ERROR = "error"  # whether the training of a failed trial ended with an error, such as a full disk, and no result
@@ -59,7 +73,7 @@ class SweepTrial:
     host: str | None = None  # machine that trains it
 
     def check(self) -> None:
-        """Raise ValueError if a value has another type, as in a study that was not written by a sweep."""
+        """Raise ValueError if a value has the wrong type, as in a study that was not written by a sweep."""
         texts, numbers = (self.reason, self.host), (self.per, self.seconds, self.step)
         if not all(isinstance(value, str | None) for value in texts):
             raise ValueError(f"reason or host of trial {self.number} is not text")
@@ -81,6 +95,11 @@ class SweepResult:
     command: tuple[str, ...] | None  # command that trains the best settings again
     signal: Signals | None = None  # signal that interrupted this worker
     n_trials: int | None = None  # planned
+
+    @property
+    def rate_name(self) -> str:
+        """PER, or CER for runs on characters."""
+        return run_rate_name(*(Run(Path(trial.run)) for trial in self.trials[:1]))
 
     def to_dict(self) -> dict[str, Any]:
         best = {} if self.best is None else self.best.to_dict()
@@ -120,21 +139,23 @@ def sweep(
     `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
     of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
     """
+    check_one_process("sweep")
     listed = override_list(overrides)
     dimensions = read_space(space, recipe, listed)
     plan = SweepPlan(
         str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed, storage, heartbeat_s
     )
-    shared, study = open_study(plan)
-    with shared.lock():
-        _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
-    with handle_signals(stop) as stop:
-        while not stop.requested:
-            with claim_trial(plan, shared, study) as trial:
-                if trial is None:
-                    break
-                run_trial(plan, study, trial, stop)
-    return summarise_study(plan.out, study, stop.signal)
+    with explain_unreachable(storage):
+        shared, study = open_study(plan)
+        with shared.lock():
+            _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
+        with handle_signals(stop) as stop:
+            while not stop.requested:
+                with claim_trial(plan, shared, study) as trial:
+                    if trial is None:
+                        break
+                    run_trial(plan, study, trial, stop)
+        return summarise_study(plan.out, study, stop.signal)
 
 
 # --- The study -------------------------------------------------------------------------------------------
@@ -332,7 +353,7 @@ def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: S
         elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
             trial.set_user_attr(REASON, None)
             study.tell(trial, float(outcome.result["best_per"]))
-            logger.info(f"{name}: PER {percent(outcome.result['best_per'])}")
+            logger.info(f"{name}: {run_rate_name(run)} {percent(outcome.result['best_per'])}")
         else:
             reason = outcome.failure or unfinished_reason(run) or "no validation"
             trial.set_user_attr(REASON, reason)
@@ -355,8 +376,8 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
     """Trials of a sweep during or after it, from any machine with access to its folder or its database.
 
-    Read-only. If `storage` is given, only the name of `out` is used; if it is None, the database, if any, is that in
-    sweep.json in the folder.
+    Read-only. If `storage` is given, only the name of `out` is used; otherwise the storage is the one recorded in
+    sweep.json.
     """
     out = Path(out)
     if storage is None and (out / "sweep.json").is_file():

@@ -36,9 +36,9 @@ class Target(Settings):
         """The criteria by name of the error rate."""
         return {name: rate for name in _RATES if (rate := getattr(self, name)) is not None}
 
-    @property
-    def text(self) -> str:
-        limits = " and ".join(f"{name.upper()} ≤ {percent(rate)}" for name, rate in self.rates.items())
+    def text(self, rate_name: str = "PER") -> str:
+        """The criteria in words; `rate_name` is what `per` is called: PER, or CER for characters."""
+        limits = " and ".join(f"{_shown(n, rate_name)} ≤ {percent(rate)}" for n, rate in self.rates.items())
         return limits + ("" if self.by_step is None else f" by step {self.by_step:,}")
 
 
@@ -54,16 +54,21 @@ class TargetOutcome:
         return fields_to_dict(self)
 
 
-def judge_target(target: Target, rows: Iterable[Mapping[str, Any]], ended: bool) -> TargetOutcome:
-    """Check a target against validation rows of metrics.jsonl; `ended`: no further validations will follow."""
+def judge_target(
+    target: Target, rows: Iterable[Mapping[str, Any]], ended: bool, rate_name: str = "PER"
+) -> TargetOutcome:
+    """Check a target against validation rows of metrics.jsonl; `ended`: no further validations will follow.
+
+    `rate_name` is what `per` is called in the text: PER, or CER for characters.
+    """
     limit = target.by_step
     known = [row for row in rows if all(_rate(row, name) is not None for name in target.rates)]
     counted = [row for row in known if limit is None or int(row["step"]) <= limit]
     for row in counted:
         if all((_rate(row, name) or 0.0) <= rate for name, rate in target.rates.items()):
-            return TargetOutcome("met", int(row["step"]), f"{_rates_text(target, row)} at step {int(row['step']):,}")
+            return TargetOutcome("met", int(row["step"]), _rates_text(target, row, rate_name))
     best = min(counted, key=lambda row: [_rate(row, name) or 0.0 for name in target.rates], default=None)
-    so_far = "not measured" if best is None else f"best {_rates_text(target, best)} at step {int(best['step']):,}"
+    so_far = "not measured" if best is None else f"best {_rates_text(target, best, rate_name)}"
     if ended or (limit is not None and any(int(row["step"]) >= limit for row in known)):
         return TargetOutcome("missed", None, so_far)
     return TargetOutcome("open", None, so_far)
@@ -74,20 +79,25 @@ def _rate(row: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else None
 
 
-def _rates_text(target: Target, row: Mapping[str, Any]) -> str:
-    return " and ".join(f"{name.upper()} {percent(_rate(row, name))}" for name in target.rates)
+def _rates_text(target: Target, row: Mapping[str, Any], rate_name: str) -> str:
+    rates = " and ".join(f"{_shown(name, rate_name)} {percent(_rate(row, name))}" for name in target.rates)
+    return f"{rates} at step {int(row['step']):,}"
+
+
+def _shown(name: str, rate_name: str) -> str:
+    return rate_name if name == "per" else name.upper()
 
 
 class TargetWatch(Callback):
     """Callback that logs once when the target is met, and once when it can no longer be met."""
 
-    def __init__(self, target: Target, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._target = target
+    def __init__(self, target: Target, rows: Iterable[Mapping[str, Any]], rate_name: str = "PER") -> None:
+        self._target, self._rate_name = target, rate_name
         self._rows = [dict(row) for row in rows if row.get("split") != "train"]
         self._status = judge_target(target, self._rows, ended=False).status
 
     def outcome(self, ended: bool) -> TargetOutcome:
-        return judge_target(self._target, self._rows, ended)
+        return judge_target(self._target, self._rows, ended, self._rate_name)
 
     def on_metrics(self, row: dict[str, Any]) -> None:
         if row["split"] == "train":
@@ -95,9 +105,9 @@ class TargetWatch(Callback):
         self._rows.append(row)
         found = self.outcome(ended=False)
         if found.status != self._status and found.status == "met":
-            logger.info(f"target met: {self._target.text}; {found.text}")
+            logger.info(f"target met: {self._target.text(self._rate_name)}; {found.text}")
         elif found.status != self._status and found.status == "missed":
-            logger.warning(f"the target can no longer be met: {self._target.text}; {found.text}")
+            logger.warning(f"the target can no longer be met: {self._target.text(self._rate_name)}; {found.text}")
         self._status = found.status
 
     def on_incident(self, row: dict[str, Any]) -> None:
@@ -110,13 +120,13 @@ def find_impossible_target(target: Target, steps: int, validate_every: int, word
     """Reason why no validation of the planned run can decide the target; None if one can."""
     if "wer" in target.rates and not words:
         return (
-            f"the target {target.text} is not checked during training, because validations do not decode words; set"
+            f"the target {target.text()} is not checked during training, because validations do not decode words; set"
             " validate.words=true"
         )
     first = min(steps, validate_every)
     if target.by_step is not None and target.by_step < first:
         return (
-            f"the target {target.text} cannot be met: the first validation is at step {first:,}; lower"
+            f"the target {target.text()} cannot be met: the first validation is at step {first:,}; lower"
             " train.validate_every, or raise target.by_step"
         )
     return None

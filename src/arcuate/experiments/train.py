@@ -1,7 +1,7 @@
 """`train`: wire store, model, optimizer, validation and callbacks into one run.
 
-`arcuate train` and `arcuate.train` are this function. It prints nothing: messages go to the logger, and what a
-terminal shows is a callback. It works in any thread of a notebook and under torchrun.
+`arcuate train` and `arcuate.train` are this function. It prints nothing: messages go to the logger, and terminal output
+is a callback. It works in any thread of a notebook and under torchrun.
 """
 
 import os
@@ -25,6 +25,7 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.charts.curves import plot_curves
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
@@ -74,7 +75,7 @@ from arcuate.training.tracking import check_trackers, make_trackers
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Outcome of one training. It is accepted wherever a run folder is: `arcuate.evaluate(result)`."""
+    """Outcome of one training run. It is accepted wherever a run folder is: `arcuate.evaluate(result)`."""
 
     run: Run
     recipe: Recipe
@@ -132,8 +133,8 @@ def train(
     """Train a recipe on a prepared store and write the run folder `run`.
 
     `recipe` is a packaged recipe by name, a YAML file or run folder by path, or a `Recipe`. `overrides` is a mapping
-    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, on a CPU bit for
-    bit. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
+    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, bit for bit on a
+    CPU. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
     optimizer state too. `dry_run` checks recipe and data, and writes nothing.
 
     SIGINT, SIGTERM, SIGHUP or `stop.request()`, from a callback or another thread, end training within one step, with
@@ -172,7 +173,7 @@ def train(
                 "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
                 " the session layers that a batch does not use, which a compiled model hides; set runtime.compile=false"
             )
-        for kind in ("fp32", "fp16"):  # the least capable process decides
+        for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
             if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
                 precision = PrecisionChoice(kind, f"training in {kind} because another process does")
         setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
@@ -318,7 +319,7 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
     if recipe.purpose:
         logger.info(f"purpose: {recipe.purpose}")
     if recipe.target is not None:
-        logger.info(f"target: {recipe.target.text}")
+        logger.info(f"target: {recipe.target.text(error_rate_name(setup.store.classes))}")
         train = recipe.train
         if impossible := find_impossible_target(
             recipe.target, train.steps, train.validate_every, recipe.validate_.words
@@ -408,7 +409,7 @@ def _check_threads(setup: _Setup, training: TrainingState) -> RuntimeChoice:
 
 
 def _planned_batches(setup: _Setup) -> PlannedBatches:
-    """The training sequence, or the part of this process in it."""
+    """The training sequence, or this process's part of it."""
     recipe, selection, distributed = setup.recipe, setup.selection, setup.distributed
     return PlannedBatches(
         *(setup.store, selection.train, setup.plan),
@@ -447,7 +448,8 @@ def _run_loop(
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics())]
+        name = error_rate_name(setup.store.classes)
+        watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics(), name)]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *watch, *shown)
     training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
@@ -480,22 +482,23 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
         logger.info(f"stopped {cause}after step {result.steps}; resume with:")
         logger.info(f"arcuate train {run.recipe_file} --data {setup.store.path} --run {run.path} --resume")
         return
+    name = error_rate_name(setup.store.classes)
     if result.best_per is not None:
         wer = "" if result.best_wer is None else f", WER {percent(result.best_wer)}"
-        name = error_rate_name(setup.store.classes)
         logger.info(
             f"best {result.selected_on} {name} {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
     if result.target is not None and result.recipe.target is not None:
-        logger.info(f"target {result.target.status}: {result.recipe.target.text}; {result.target.text}")
+        logger.info(f"target {result.target.status}: {result.recipe.target.text(name)}; {result.target.text}")
     logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
 
 
 def _judge(recipe: Recipe, run: Run, ended: bool) -> TargetOutcome | None:
     if recipe.target is None:
         return None
-    return judge_target(recipe.target, [row for row in run.metrics() if row.get("split") != "train"], ended)
+    rows = [row for row in run.metrics() if row.get("split") != "train"]
+    return judge_target(recipe.target, rows, ended, run_rate_name(run))
 
 
 class _StepProgress(Callback):

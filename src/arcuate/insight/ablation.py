@@ -14,6 +14,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.charts import base, plots
 from arcuate.evaluation.charts.base import Chart
 from arcuate.evaluation.charts.formats import MISSING, percent, split_name
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.evaluation.significance import Arm as ScoredArm
 from arcuate.evaluation.significance import Contrast, contrast, difference, holm
 from arcuate.experiments.ablation import (
@@ -39,11 +40,12 @@ from arcuate.progress import counted
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a change on PER, between two arms that differ only in it; positive is worse."""
+    """The effect of a change on the error rate, between two arms that differ only in it; positive is worse."""
 
     comparison: ArmComparison
     contrast: Contrast
     p_adjusted: float
+    rate_name: str  # such as PER
 
     @property
     def significant(self) -> bool:
@@ -123,6 +125,10 @@ class AblationResult:
     missing: tuple[str, ...]
     failed: Mapping[str, str]  # run folder -> reason
 
+    @property
+    def rate_name(self) -> str:
+        return run_rate_name(*(of_arm[0].run for of_arm in list(self.runs.values())[:1]))
+
     def to_dict(self) -> dict[str, Any]:
         """The content of ablation.json."""
         experiment = self.experiment
@@ -179,7 +185,10 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
     measured = [q for q in by_arms.values() if q.before in complete and q.after in complete]
     contrasts = [difference(complete[q.before], complete[q.after]) for q in measured]
     adjusted = holm([c.p for c in contrasts])
-    effects = {(q.before, q.after): Effect(q, c, p) for q, c, p in zip(measured, contrasts, adjusted, strict=True)}
+    rate_name = run_rate_name(*(s.run for s in all_scores[:1]))
+    effects = {
+        (q.before, q.after): Effect(q, c, p, rate_name) for q, c, p in zip(measured, contrasts, adjusted, strict=True)
+    }
     factors = _judge_factors(experiment, complete, effects)
     total = effects.get((BASE, everything))
     incomplete = [arm.name for arm in experiment.arms if arm.name not in complete]
@@ -271,7 +280,7 @@ def _effect_text(effect: Effect) -> str:
     interval = f"{100 * c.low:+.1f} to {100 * c.high:+.1f}, {p_text(effect.p_adjusted)}"
     if effect.significant:
         direction = "falls" if c.estimate < 0 else "rises"
-        text = f"PER {direction} by {abs(effect.points):.1f} points ({interval})"
+        text = f"{effect.rate_name} {direction} by {abs(effect.points):.1f} points ({interval})"
     else:
         corrected = " after correction for all comparisons" if c.p < ALPHA else ""
         text = f"no significant effect{corrected} ({effect.points:+.1f} points, {interval})"
@@ -350,7 +359,7 @@ def ablation_page(result: AblationResult) -> str:
         effects=_effects_figure(result),
         arms=_arms_figure(result) if result.runs else None,
         arm_rows=[_arm_row(arm) for arm in result.arms],
-        curves=overlaid_figures(curves),
+        curves=overlaid_figures(curves, result.rate_name),
         common=", ".join(experiment.overrides) or "none",
         n_seeds=counted(experiment.n_seeds, "seed"),
         factor_rows=[(f.name, ", ".join(f.overrides)) for f in experiment.factors],
@@ -373,8 +382,8 @@ def _effects_chart(result: AblationResult) -> Chart:
         for effect in factor.effects:
             how = "alone" if effect is factor.alone else "with the others"
             rows.append(_forest_row(f"{factor.factor}, {how}", effect))
-    label = "Effect of each factor on PER, alone and with the others"
-    return plots.forest_chart(rows, title="Effects", label=label)
+    label = f"Effect of each factor on {result.rate_name}, alone and with the others"
+    return plots.forest_chart(rows, title="Effects", label=label, rate_name=result.rate_name)
 
 
 def _forest_row(name: str, effect: Effect) -> plots.ForestRow:
@@ -385,17 +394,19 @@ def _forest_row(name: str, effect: Effect) -> plots.ForestRow:
 def _arms_chart(result: AblationResult) -> Chart:
     arms = [(arm.arm, [float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
     split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
-    title = f"PER on {split} trials, {checkpoint} checkpoint"
-    return plots.dot_chart(arms, title=title, label=f"PER of every run by arm, {checkpoint} checkpoint")
+    name = result.rate_name
+    title, label = f"{name} on {split} trials, {checkpoint} checkpoint", f"{name} of every run by arm"
+    return plots.dot_chart(arms, title=title, label=f"{label}, {checkpoint} checkpoint", rate_name=name)
 
 
 def _effects_figure(result: AblationResult) -> Figure | None:
     measured = [e for e in (result.total, *(e for f in result.factors for e in f.effects)) if e]
     if not measured:
         return None
+    method = describe_method(measured[0].contrast, result.rate_name)
     caption = (
-        "Percentage points of PER with 95\u202f% intervals. Filled markers: significant after Holm correction for"
-        f" {counted(result.n_comparisons, 'comparison')}. {describe_method(measured[0].contrast)}"
+        f"Percentage points of {result.rate_name} with 95\u202f% intervals. Filled markers: significant after Holm"
+        f" correction for {counted(result.n_comparisons, 'comparison')}. {method}"
     )
     return make_figure(_effects_chart(result), caption=caption, legend=FOREST_LEGEND, full=True)
 

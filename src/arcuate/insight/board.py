@@ -14,6 +14,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.charts.curves import group_colours, overlaid_curves
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.charts.theme import colour
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page
@@ -42,7 +43,7 @@ _POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-# Of a page stored with runs, which may come from elsewhere: its scripts run apart from the board and load nothing.
+# Policy of pages stored with runs, which may come from elsewhere: scripts are isolated from the board and load nothing.
 _STORED_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -60,6 +61,7 @@ class BoardRow:
     verdict: str = ""
     steps: int | None = None
     planned: int | None = None
+    rate_name: str = "PER"  # CER for a run on characters
     best_per: float | None = None
     best_step: int | None = None
     wer: float | None = None
@@ -67,7 +69,7 @@ class BoardRow:
     purpose: str = ""
     parent: str = ""
     changes: tuple[str, ...] = ()  # relative to the parent
-    curve: tuple[tuple[int, float], ...] = ()  # step, PER
+    curve: tuple[tuple[int, float], ...] = ()  # step, error rate
     simulated: bool = False
     evaluated: bool = False
     ablation: str = ""  # name of the ablation that the run is part of
@@ -239,6 +241,7 @@ def _quick_row(path: Path, name: str, before: BoardRow | None) -> BoardRow:
         started=str(facts.get("started") or ""),
         state="training" if _is_active(path) else old.state,
         steps=max(steps, default=None),
+        rate_name=run_rate_name(run),
         best_per=best_per,
         best_step=best_step,
         curve=curve,
@@ -268,6 +271,7 @@ def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
         verdict="" if active and entry.verdict in ("too_short", "unfinished") else entry.verdict or "",
         steps=entry.logged.steps,
         planned=entry.planned_steps,
+        rate_name=entry.rate_name,
         best_per=entry.logged.best_per,
         best_step=entry.logged.best_step,
         wer=entry.best_wer[0] if entry.best_wer else None,
@@ -439,7 +443,7 @@ def overlay(board: Board, names: Sequence[str]) -> dict[str, Any]:
     """Overlaid learning curves of runs as Vega-Lite specifications, with the colour of each run."""
     runs = _selected(board, names)
     logs = [(name, run.metrics()) for name, run in zip(names, runs, strict=True)]
-    figures = [make_figure(chart) for chart in overlaid_curves(logs)]
+    figures = [make_figure(chart) for chart in overlaid_curves(logs, run_rate_name(*runs))]
     return {
         "figures": [{"title": figure.title, "spec": figure.spec} for figure in figures],
         "colours": {name: {"colour": colour(c), "dash": dash} for name, (c, dash) in group_colours(names).items()},

@@ -52,6 +52,10 @@ class Group:
         return to_arm(self.scores)
 
     @property
+    def rate_name(self) -> str:
+        return self.scores[0].rate_name
+
+    @property
     def seeds(self) -> list[int]:
         return [run_recipe(s.run).train.seed for s in self.scores]
 
@@ -89,7 +93,7 @@ class GroupDifference:
     @property
     def sentence(self) -> str:
         names = self.group.name, self.reference.name
-        return describe_difference(*names, self.contrast, self.p_adjusted, self.n_comparisons)
+        return describe_difference(*names, self.contrast, self.p_adjusted, self.n_comparisons, self.group.rate_name)
 
     def to_dict(self) -> dict[str, Any]:
         c = self.contrast
@@ -130,8 +134,12 @@ class Comparison:
         return len(self.groups[0].scores[0].lengths)
 
     @property
+    def rate_name(self) -> str:
+        return self.groups[0].rate_name
+
+    @property
     def method(self) -> str:
-        return describe_method(self.differences[0].contrast)
+        return describe_method(self.differences[0].contrast, self.rate_name)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -286,13 +294,15 @@ def _make_groups(scores: Sequence[RunScores]) -> tuple[tuple[Group, ...], tuple[
 
 
 def _group_names(members: Sequence[Sequence[Run]]) -> list[str]:
-    """The name of the run; for several, their common folder or the first of them."""
+    """The name of the run; for several, their common folder if it holds no other group, else the first of them."""
+    folders = [{run.path.resolve().parent for run in runs} for runs in members]
     suffixes = ["" if len(runs) == 1 else f" (+{len(runs) - 1})" for runs in members]
     parents = [runs[0].path.resolve().parent.name for runs in members]
     names = []
-    for runs, suffix, parent in zip(members, suffixes, parents, strict=True):
-        same_folder = len({run.path.resolve().parent for run in runs}) == 1
-        names.append(parent if len(runs) > 1 and same_folder else f"{runs[0].name}{suffix}")
+    for i, (runs, suffix, parent) in enumerate(zip(members, suffixes, parents, strict=True)):
+        others = set().union(*folders[:i], *folders[i + 1 :])
+        own_folder = len(folders[i]) == 1 and folders[i].isdisjoint(others)
+        names.append(parent if len(runs) > 1 and own_folder else f"{runs[0].name}{suffix}")
     if len(set(names)) < len(names):
         names = [str(Path(parent) / name) for parent, name in zip(parents, names, strict=True)]
     if len(set(names)) < len(names):
@@ -343,7 +353,7 @@ def comparison_page(comparison: Comparison) -> str:
         scored_on=f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials.",
         forest=_forest_figure(comparison),
         dots=_dots_figure(comparison),
-        curves=overlaid_figures(curves),
+        curves=overlaid_figures(curves, comparison.rate_name),
         changes=[
             (d.reference.name, d.group.name, [(c.path, value_text(c.before), value_text(c.after)) for c in d.changes])
             for d in comparison.differences
@@ -362,8 +372,9 @@ def _forest_chart(comparison: Comparison) -> base.Chart:
         plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)
         for d in comparison.differences
     ]
-    label = f"Differences in PER from {reference}"
-    return plots.forest_chart(rows, title=f"Difference from {reference}", label=label)
+    name = comparison.rate_name
+    label = f"Differences in {name} from {reference}"
+    return plots.forest_chart(rows, title=f"Difference from {reference}", label=label, rate_name=name)
 
 
 def _forest_figure(comparison: Comparison) -> Figure:
@@ -371,13 +382,14 @@ def _forest_figure(comparison: Comparison) -> Figure:
     corrected = f" after Holm correction for {n} comparisons" if n > 1 else ""
     level = f"{100 * comparison.differences[0].contrast.level:.0f}\u202f%"
     caption = (
-        f"Difference from {reference} in percentage points of PER, with {level} intervals. Filled markers:"
-        f" significant{corrected}. {comparison.method}"
+        f"Difference from {reference} in percentage points of {comparison.rate_name}, with {level} intervals. Filled"
+        f" markers: significant{corrected}. {comparison.method}"
     )
     return make_figure(_forest_chart(comparison), caption=caption, legend=FOREST_LEGEND, full=True)
 
 
 def _dots_figure(comparison: Comparison) -> Figure:
     groups = [(g.name, [float(r) for r in g.arm.rates]) for g in comparison.groups]
-    chart = plots.dot_chart(groups, title="PER of every run", label="PER of every run, by group")
+    title = f"{comparison.rate_name} of every run"
+    chart = plots.dot_chart(groups, title=title, label=f"{title}, by group", rate_name=comparison.rate_name)
     return make_figure(chart, legend=DOT_LEGEND, full=True)

@@ -8,12 +8,12 @@ import numpy as np
 
 from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
 from arcuate.data.store import Store
-from arcuate.evaluation.charts import curves, plots
-from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
+from arcuate.evaluation.charts import plots
+from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, group_colours
 from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, whole_percent
 from arcuate.evaluation.charts.plots import Cell, Rate
-from arcuate.evaluation.charts.theme import SERIES
 from arcuate.files import check_output, write_text
+from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure, render
 from arcuate.progress import counted
 from arcuate.run import RunLike
@@ -104,25 +104,24 @@ def _error_rows(rates: "AdaptationResult") -> list[tuple[object, ...]]:
 def _array_figure(result: DriftResult) -> Figure:
     """Subspace similarity of each array over days."""
     days = tuple(float(i if day is None else day) for i, day in enumerate(result.days_since_first))
-    names = list(result.sessions[0].arrays)
+    styles = group_colours(list(result.sessions[0].arrays))
     lines = []
-    for i, name in enumerate(names):
-        values = tuple(row.arrays[name].subspace_similarity for row in result.sessions)
-        lines.append(Line(name, SERIES[i % len(SERIES)], Curve(days, values, values, values, 0), dash=i >= len(SERIES)))
-    chart = curves.line_chart(
-        lines,
-        ValueAxis(percent=True, domain=(0.0, 1.0)),
-        title="Similarity by array",
-        label=f"Similarity of {counted(len(names), 'array')} over days.",
-        x_title="days since the first session",
-        dots=True,
-    )
+    for name, (colour, dashed) in styles.items():
+        values = [row.arrays[name].subspace_similarity for row in result.sessions]
+        lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed))
     caption = (
         f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
         " 0 % is chance level."
     )
-    legend = [LegendEntry(line.name, line.colour, "dash" if line.dash else "line", line.name) for line in lines]
-    return make_figure(chart, caption=caption, legend=legend)
+    return line_figure(
+        lines,
+        ValueAxis(percent=True, domain=(0.0, 1.0)),
+        caption=caption,
+        title="Similarity by array",
+        label=f"Similarity of {counted(len(lines), 'array')} over days.",
+        x_title="days since the first session",
+        dots=True,
+    )
 
 
 def _matrix_figure(result: DriftResult) -> Figure:

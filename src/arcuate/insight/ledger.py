@@ -11,6 +11,7 @@ from typing import Any
 from arcuate.config import Change
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import MISSING, finite_number
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
@@ -76,11 +77,14 @@ def _introduction(entries: Sequence[RunEntry]) -> str:
 
 
 def _overview(entries: Sequence[RunEntry]) -> str:
-    head = ("", "run", "verdict", "best PER", "WER", "target", "steps", "parent", "changes")
+    name = run_rate_name(*(e.run for e in entries))
+    head = ("", "run", "verdict", f"best {name}", "WER", "target", "steps", "parent", "changes")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for number, entry in enumerate(entries, start=1):
         logged, parent = entry.logged, entry.parent
         best = MISSING if logged.best_per is None else f"{percent(logged.best_per)} ({logged.best_step})"
+        if entry.rate_name != name and logged.best_per is not None:  # runs on different alphabets
+            best = f"{entry.rate_name} {best}"
         cells = (
             str(number),
             escape_markdown(entry.name),
@@ -122,7 +126,9 @@ def _ranked_text(entry: RunEntry) -> str:
     remarks += [f"target {entry.target.status}" if entry.target else ""]
     remarks += [entry.unfinished or ""]
     detail = ", ".join(remark for remark in remarks if remark)
-    return f"{escape_markdown(entry.name)}: PER {percent(entry.logged.best_per)}" + (f" ({detail})" if detail else "")
+    return f"{escape_markdown(entry.name)}: {entry.rate_name} {percent(entry.logged.best_per)}" + (
+        f" ({detail})" if detail else ""
+    )
 
 
 def _wer_text(entry: RunEntry) -> str:
@@ -138,7 +144,7 @@ class _Comparison:
     entry: RunEntry
     parent: Parent
     before: RunEntry
-    metric: str  # PER or WER
+    metric: str  # such as PER or WER
     found: Contrast
 
 
@@ -173,7 +179,7 @@ def _compare_with_parent(entry: RunEntry) -> list[_Comparison]:
     if differ_only_in_seed(parent.changes) or parent.kind == "base":  # an ablation has its own verdict
         return []
     found = []
-    for metric, test in (("PER", _test_phonemes), ("WER", _test_words)):
+    for metric, test in ((entry.rate_name, _test_phonemes), ("WER", _test_words)):
         try:
             contrast = test(entry, parent.entry)
         except UserError:  # the section of the run gives the reason
@@ -263,7 +269,7 @@ def _target_text(entry: RunEntry) -> str:
     if outcome is None or entry.recipe is None or entry.recipe.target is None:
         return ""
     status = "open, the run is not finished" if outcome.status == "open" else outcome.status
-    return f"**Target:** {entry.recipe.target.text}: **{status}** ({outcome.text}).\n\n"
+    return f"**Target:** {entry.recipe.target.text(entry.rate_name)}: **{status}** ({outcome.text}).\n\n"
 
 
 def _time_text(stamp: str) -> str:
@@ -300,7 +306,7 @@ def _result(entry: RunEntry) -> str:
     logged = entry.logged
     parts = []
     if logged.best_per is not None:
-        parts.append(f"best PER {percent(logged.best_per)} at step {logged.best_step}")
+        parts.append(f"best {entry.rate_name} {percent(logged.best_per)} at step {logged.best_step}")
         if logged.last_per is not None and logged.last_per != logged.best_per:
             parts.append(f"{percent(logged.last_per)} at the end")
     if logged.steps is not None:
@@ -402,15 +408,15 @@ def _phoneme_difference(entry: RunEntry, before: RunEntry) -> str:
     try:
         found = _test_phonemes(entry, before)
         if found is not None:
-            return escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1))
+            return escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1, entry.rate_name))
     except UserError as error:
         reason = escape_markdown(str(error).rstrip("."))
     a, b, name = before.logged.best_per, entry.logged.best_per, escape_markdown(before.name)
     if a is None or b is None:
         return f"Not compared with {name}: {reason}"
     return (
-        f"Best PER in the log {percent(b)}, compared with {percent(a)} in {name}; the difference was not tested for"
-        f" significance ({reason})"
+        f"Best {entry.rate_name} in the log {percent(b)}, compared with {percent(a)} in {name}; the difference was not"
+        f" tested for significance ({reason})"
     )
 
 

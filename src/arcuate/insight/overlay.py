@@ -1,9 +1,11 @@
-"""Parts that the pages of several runs share: overlaid learning curves and legends."""
+"""Parts that several pages share: lines with their legend, overlaid learning curves, the mark of simulated data."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from arcuate.errors import UserError
 from arcuate.evaluation.charts import curves
+from arcuate.evaluation.charts.curves import Line, ValueAxis
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.run import Run
 
@@ -15,13 +17,28 @@ FOREST_LEGEND = (
 DOT_LEGEND = (LegendEntry("one run", "blue", "dot"), LegendEntry("mean", "ink", "box"))
 
 
-def overlaid_figures(runs: Sequence[curves.GroupedRun]) -> list[Figure]:
+def line_figure(
+    lines: Sequence[Line],
+    y: ValueAxis,
+    *,
+    entries: Iterable[LegendEntry] = (),
+    caption: str | None = None,
+    **options: Any,
+) -> Figure:
+    """Lines with their legend; `entries` are added to it, `options` are those of `curves.line_chart`."""
+    legend = [*(_entry(line.name, line.colour, line.dash) for line in lines), *entries]
+    return make_figure(curves.line_chart(lines, y, **options), caption=caption, legend=legend)
+
+
+def _entry(name: str, colour: str, dashed: bool) -> LegendEntry:
+    """A line in a legend; a click hides it."""
+    return LegendEntry(name, colour, "dash" if dashed else "line", name)
+
+
+def overlaid_figures(runs: Sequence[curves.GroupedRun], rate_name: str) -> list[Figure]:
     """Learning curves of several runs, runs of one group in one colour; a click on the legend hides a group."""
-    legend = [
-        LegendEntry(name, colour, "dash" if dashed else "line", name)
-        for name, (colour, dashed) in curves.group_colours([group for group, _ in runs]).items()
-    ]
-    return [make_figure(chart, legend=legend) for chart in curves.overlaid_curves(runs)]
+    legend = [_entry(name, *style) for name, style in curves.group_colours([group for group, _ in runs]).items()]
+    return [make_figure(chart, legend=legend) for chart in curves.overlaid_curves(runs, rate_name)]
 
 
 def any_simulated(runs: Iterable[Run]) -> bool:

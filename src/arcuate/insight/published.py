@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.files import read_json
 from arcuate.insight.overlay import is_simulated
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
@@ -70,6 +71,7 @@ class PublishedComparison:
     dataset: str | None
     simulated: bool
     split: str
+    rate_name: str  # PER, or CER for a run on characters
     per: float | None
     wer: float | None
     published: tuple[PublishedResult, ...]  # empty for simulated data
@@ -101,8 +103,8 @@ def compare_published(run: RunLike, split: str = "val") -> PublishedComparison:
         raise UserError(
             f"{opened.path} has no results on {split}; create them with: arcuate evaluate {opened.path} --split {split}"
         )
-    shown = published_results(dataset, simulated)
-    return PublishedComparison(str(opened.path), dataset, simulated, split, per, wer, shown, note)
+    shown, name = published_results(dataset, simulated), run_rate_name(opened)
+    return PublishedComparison(str(opened.path), dataset, simulated, split, name, per, wer, shown, note)
 
 
 def _rate(run: Run, split: str, label: str | None, key: str) -> float | None:

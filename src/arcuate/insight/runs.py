@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import Change
+from arcuate.data.alphabet import error_rate_name, recorded_classes
 from arcuate.errors import UserError, check_regular
 from arcuate.evaluation.charts.formats import finite_int, finite_number
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame
@@ -79,6 +81,11 @@ class RunEntry:
         return "calibrated" if is_calibrated else verdict
 
     @property
+    def rate_name(self) -> str:
+        """PER, or CER for a run on characters."""
+        return error_rate_name(recorded_classes(self.environment))
+
+    @property
     def started(self) -> str:
         return str(self.environment.get("started") or "")
 
@@ -126,9 +133,8 @@ class RunEntry:
         """Whether the run met the target that it states."""
         if self.recipe is None or self.recipe.target is None:
             return None
-        return judge_target(
-            self.recipe.target, [*self.logged.validations, *self._decoded_rows], ended=self.unfinished is None
-        )
+        rows = [*self.logged.validations, *self._decoded_rows]
+        return judge_target(self.recipe.target, rows, self.unfinished is None, self.rate_name)
 
     @property
     def _decoded_rows(self) -> list[dict[str, Any]]:
@@ -196,6 +202,11 @@ class RunList:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def rate_name(self) -> str:
+        """PER, or CER for runs on characters; "PER / CER" for both."""
+        return run_rate_name(*(entry.run for entry in self.entries))
 
     def to_dicts(self) -> list[dict[str, Any]]:
         return [entry.to_dict() for entry in self.entries]
@@ -399,7 +410,7 @@ def _find_source(weights_from: str, run: Run, by_path: Mapping[Path, RunEntry]) 
 
 
 def entry_changes(before: RunEntry, after: RunEntry) -> tuple[Change, ...]:
-    """Changed settings between two runs that can affect a result; a precision that fell back to the same is none."""
+    """Changed settings that can affect a result; precisions that fell back to the same one do not count."""
     if before.recipe is None or after.recipe is None:
         return ()
     used = before.environment.get("precision"), after.environment.get("precision")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.evaluation.significance import Arm, Contrast
 from arcuate.files import read_json, read_jsonl
 from arcuate.run import WORDS_LABEL, Run
@@ -30,6 +31,11 @@ class RunScores:
     def step(self) -> int | None:
         step = self.summary.get("step")
         return step if isinstance(step, int) else None
+
+    @property
+    def rate_name(self) -> str:
+        """PER, or CER for a run on characters."""
+        return run_rate_name(self.run)
 
 
 def read_scores(run: Run, split: str, label: str | None = None) -> RunScores:
@@ -168,7 +174,7 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def describe_difference(b: str, a: str, c: Contrast, p_adjusted: float, n_comparisons: int, metric: str = "PER") -> str:
+def describe_difference(b: str, a: str, c: Contrast, p_adjusted: float, n_comparisons: int, metric: str) -> str:
     """Whether B is better than A, in one or two sentences."""
     if c.estimate == 0 and c.low == c.high == 0:
         return f"{b} and {a} make the same number of errors in every trial."
@@ -196,14 +202,14 @@ def _caveat(c: Contrast) -> str:
     return ""
 
 
-def describe_method(c: Contrast) -> str:
+def describe_method(c: Contrast, metric: str) -> str:
     """How the interval was computed."""
     sampled = f"{c.n_trials} trials" if c.over == "trials" else f"the sessions of {c.n_trials} trials"
     if c.method == "bootstrap":
-        return f"Paired bootstrap over {sampled}; PER is the sum of edits over the sum of reference lengths."
+        return f"Paired bootstrap over {sampled}; {metric} is the sum of edits over the sum of reference lengths."
     runs = " and ".join(str(n) for n in c.n_runs)
     seeds = f" and over seeds ({runs} runs)" if c.seeds_counted else ""
     return (
-        f"Variance over {sampled}{seeds}, t distribution with {c.df:.1f} degrees of freedom; PER is the sum of edits"
-        " over the sum of reference lengths."
+        f"Variance over {sampled}{seeds}, t distribution with {c.df:.1f} degrees of freedom; {metric} is the sum of"
+        " edits over the sum of reference lengths."
     )

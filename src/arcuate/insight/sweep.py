@@ -46,7 +46,7 @@ def _settings(trial: SweepTrial) -> str:
 
 
 def _figures(result: SweepResult) -> list[Figure]:
-    """PER over trials, and against each setting."""
+    """The error rate over trials, and against each setting."""
     scored = [trial for trial in result.trials if trial.per is not None]
     if not scored:
         return []
@@ -58,12 +58,12 @@ def _figures(result: SweepResult) -> list[Figure]:
             path, _, value = override.partition("=")
             points.setdefault(path, []).append({**shown, "value": _number(value)})
     legend = [LegendEntry(s, c, "dot", s) for s, c in _STATES.items() if any(t.state == s for t in scored)]
-    return [
-        make_figure(
-            plots.scatter_chart(rows, title=f"PER against {name}", x_title=name, colours=_STATES), legend=legend
-        )
+    rate = result.rate_name
+    charts = [
+        plots.scatter_chart(rows, title=f"{rate} against {name}", x_title=name, colours=_STATES, rate_name=rate)
         for name, rows in list(points.items())[: _MAX_SETTINGS + 1]
     ]
+    return [make_figure(chart, legend=legend) for chart in charts]
 
 
 def _number(value: str) -> float | str:

@@ -1,4 +1,4 @@
-"""Numba's `njit` for all compiled functions: a cache that can always be written, and a notice while compiling.
+"""Numba's `njit` for all compiled functions: a cache folder that is always writable, and a notice while compiling.
 
 Numba keeps compiled functions beside their modules, or else in the user's cache folder. In a container both may be
 read-only, and every `njit(cache=True)` then fails with "no locator available". In that case they go to a temporary
@@ -13,7 +13,10 @@ from numba import config
 from numba import njit as njit
 from numba.core import event
 
+from arcuate.errors import require_memory
 from arcuate.progress import logger
+
+_COMPILER_BYTES = 2**28
 
 
 def _ensure_cache() -> None:
@@ -48,5 +51,16 @@ class _CompilationNotice(event.Listener):
         pass
 
 
+class _MemoryCheck(event.Listener):
+    """Raises MemoryError before a function is compiled or loaded without room for it: LLVM would abort the process."""
+
+    def on_start(self, event: event.Event) -> None:
+        require_memory(_COMPILER_BYTES, "the compiler")
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
 _ensure_cache()
 event.register("numba:compile", _CompilationNotice())
+event.register("numba:compiler_lock", _MemoryCheck())

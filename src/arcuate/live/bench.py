@@ -3,15 +3,20 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from arcuate.data.alphabet import token_unit
+from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
+from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.stream import SentenceStream
+from arcuate.evaluation.metrics import Score, score, score_text, total
+from arcuate.evaluation.rate import CommunicationRate, communication_rate
 from arcuate.live.config import DecoderOptions
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
@@ -20,7 +25,33 @@ from arcuate.progress import Progress, resource_usage
 if TYPE_CHECKING:
     from arcuate.live.adaptation import AdaptationStatus
 
-Sentence = tuple[np.ndarray, Callable[[], None]]  # bins (T, C), and a function to call before them
+
+@dataclass(frozen=True, eq=False)
+class Sentence:
+    """A trial to replay."""
+
+    bins: np.ndarray  # (T, C)
+    start: Callable[[], None]  # called before the first bin
+    text: str | None = None  # reference
+    tokens: tuple[int, ...] | None = None  # reference
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedSentence:
+    """Result of a trial that was replayed to its end."""
+
+    seconds: float
+    text: str | None  # reference
+    tokens: tuple[int, ...] | None  # reference
+    best: Hypothesis
+
+    @property
+    def word_errors(self) -> Score | None:
+        return None if self.text is None else score_text(self.text, self.best.text or "").words
+
+    @property
+    def token_errors(self) -> Score | None:
+        return None if self.tokens is None else score(self.tokens, self.best.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +65,7 @@ class LiveBenchmark:
     n_lexicon_words: int
     beam: int | None
     adaptation: "AdaptationStatus | None"
+    rate: CommunicationRate | None = None  # of the sentences replayed to their end; None without references
 
     def summary(self) -> str:
         """Quantiles of the time per frame and, if the stream adapts, its updates: one line each."""
@@ -46,8 +78,10 @@ class LiveBenchmark:
             + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
             + f" model delay {self.delay_ms:g} ms"
             + (f"; search narrowed in {values['narrowed_frames']} frames" if values["narrowed_frames"] else "")
-            + ("" if (rate := values["words_per_minute"]) is None else f"; {rate:.1f} decoded words per minute")
+            + ("" if (pace := values["words_per_minute"]) is None else f"; {pace:.1f} decoded words per minute")
         )
+        if self.rate is not None:
+            text += f"\nreference texts: {self.rate.summary()}"
         if status is None:
             return text
         return (
@@ -63,6 +97,7 @@ class LiveBenchmark:
             "n_lexicon_words": self.n_lexicon_words,
             "beam": self.beam,
             "adaptation": None if self.adaptation is None else vars(self.adaptation),
+            "rate": None if self.rate is None else self.rate.to_dict(),
         }
 
 
@@ -92,6 +127,7 @@ def bench_live(
         n_lexicon_words=len(search.words) if search else 0,
         beam=search.settings.beam if search else None,
         adaptation=decoder.adaptation,
+        rate=timings.rate(len(search.words) if search else None, decoder.layout.classes),
     )
 
 
@@ -109,6 +145,22 @@ class FrameTimings:
     seconds: float = 0.0
     n_words: int = 0  # decoded
     recorded_s: float = 0.0  # length of the replayed recording
+    decoded: list[ReplayedSentence] = field(default_factory=list)
+
+    def rate(self, n_lexicon_words: int | None, classes: Sequence[str]) -> CommunicationRate | None:
+        """Communication rate of the sentences with references: of words, or of tokens without a lexicon."""
+        edits = [(d, d.word_errors if n_lexicon_words else d.token_errors) for d in self.decoded]
+        scored = [(d, errors) for d, errors in edits if errors is not None]
+        errors = total(e for _, e in scored)
+        return communication_rate(
+            sum(d.seconds for d, _ in scored),
+            n_symbols=errors.length,
+            error_rate=errors.rate,
+            n_classes=n_lexicon_words or len(classes) - 1,  # without the blank
+            symbols="words" if n_lexicon_words else f"{token_unit(classes)}s",
+            n_words=sum(len(normalise_text(d.text or "").split()) for d, _ in scored),
+            word_error_rate=errors.rate if n_lexicon_words else None,
+        )
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
@@ -147,9 +199,9 @@ def time_stream(
     gc.collect()
     gc.freeze()  # loaded objects stay, so the collector need not traverse them while frames are due
     while n_bins * BIN_SECONDS < seconds:
-        bins, before = next(sentences)
-        before()
-        for row in bins:
+        sentence, n_before = next(sentences), n_bins
+        sentence.start()
+        for row in sentence.bins:
             due += BIN_SECONDS
             if real_time:
                 timings.n_late += wait_until(due)
@@ -161,8 +213,12 @@ def time_stream(
                 break
         timings.n_narrowed += decoder.n_narrowed
         clock = time.perf_counter()
-        timings.n_words += len(decoder.finish().words)
+        best = decoder.finish()
         timings.finish.append(time.perf_counter() - clock)
+        timings.n_words += len(best.words)
+        if n_bins - n_before == len(sentence.bins):
+            seconds_read = len(sentence.bins) * BIN_SECONDS
+            timings.decoded.append(ReplayedSentence(seconds_read, sentence.text, sentence.tokens, best))
     gc.unfreeze()
     timings.seconds, timings.recorded_s = time.perf_counter() - started, n_bins * BIN_SECONDS
     return timings
@@ -224,4 +280,4 @@ def replay_sentences(decoder: SentenceStream, replay: ReplayTrials) -> Iterator[
         for info in replay.trials:
             statistics = replay.statistics(info)
             start = lambda s=info.session, known=statistics: decoder.reset(s, known)
-            yield replay.store.read_bins(info), start
+            yield Sentence(replay.store.read_bins(info), start, info.text, info.tokens)

@@ -106,7 +106,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # else another server could take the port meanwhile
+        listener.listen()  # otherwise another server could take the port in the meantime
     except OSError as error:
         listener.close()
         option = "--host" if isinstance(error, socket.gaierror) else "--port"

@@ -25,6 +25,8 @@ class DecoderOptions(TypedDict, total=False):
     adapt: str | Adaptation | None
     adapt_settings: Overrides | None
     data: str | Path | None
+    views: int
+    view_noise: float
     progress: Progress | None
 
 

@@ -235,13 +235,6 @@ class Endpointer:
             self._totals["n_words"] += sum(part["op"] != "insertion" for part in alignment)
             self._totals["n_sentences"] += 1
 
-    def _doubtful(self, best: Hypothesis) -> list[int]:
-        """Positions of words with a confidence below the acceptance threshold."""
-        if not best.confidences:  # phonemes, or an exported model of an earlier version
-            return []
-        threshold = self.decoder.engine.search.settings.confidence.accept_above
-        return [i for i, p in enumerate(best.confidences) if p < threshold]
-
     def _final_event(self, nbest: list[Hypothesis], n_bins: int, reference: str | None) -> Event:
         best = nbest[0]
         words = best.words or tuple(token_names(best.tokens, self.decoder.layout.classes))
@@ -252,7 +245,7 @@ class Endpointer:
             "text": " ".join(words),
             "confidences": [round(p, 4) for p in best.confidences],
             "probability": best.probability,
-            "doubtful": self._doubtful(best),
+            "doubtful": [i for i, accepted in enumerate(best.accepted) if not accepted],
             "times_s": [[round(t.first * self._frame_s, 3), round(t.last * self._frame_s, 3)] for t in best.times],
             "alternatives": _alternatives(words, nbest[1:]),
             "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in nbest],

@@ -273,7 +273,7 @@ def _token_rows(classes: Sequence[str]) -> list[dict[str, Any]]:
     """Class indices from top to bottom in the order of the report: tokens by kind, the blank last."""
     groups = [(name, encode(members, classes)) for name, members in token_groups(classes).items()]
     name, rows = groups[-1]
-    if len(rows) == 1:  # two rows share a label: one is too low for it
+    if len(rows) == 1:  # one row is not tall enough for a label, so it shares one with the blank
         groups[-1] = (f"{name}, blank", [*rows, BLANK])
     else:
         groups.append(("blank", [BLANK]))
@@ -293,5 +293,5 @@ def _channel_layout(n_channels: int, session: str) -> list[dict[str, Any]]:
 
 
 def _trial_info(t: TrialInfo) -> dict[str, Any]:
-    place = {"id": t.id, "session": t.session, "number": t.number, "split": t.split}
-    return {**place, "text": t.text, "s": t.n_bins * BIN_SECONDS}
+    identity = {"id": t.id, "session": t.session, "number": t.number, "split": t.split}
+    return {**identity, "text": t.text, "s": t.n_bins * BIN_SECONDS}

@@ -108,8 +108,8 @@ def consistency_loss(
 ) -> Tensor:
     """CR-CTC (Yao et al. 2024): mean of both Kullback-Leibler divergences between two views, summed over frames. (B,)
 
-    The distribution that a view is compared with is constant: each view learns from the other, without the solution in
-    which both move to a less certain distribution.
+    No gradient flows into the distribution that a view is compared with; otherwise both views could lower the loss by
+    becoming less certain.
     """
     first, second = first.float(), second.float()
     divergence = sum(

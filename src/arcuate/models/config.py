@@ -79,7 +79,7 @@ class SessionLayerSettings(Settings):
         description="Rank of each map's difference from a map shared by all sessions; null = independent maps.",
     )
     from_previous: bool = Field(
-        False, description="With `rank`: the difference is from the map of the previous session, not from a shared map."
+        False, description="With `rank`: each map differs from that of the previous session, not from a shared map."
     )
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
@@ -196,7 +196,7 @@ class SSMSettings(Settings):
 class TransformerSettings(Settings):
     """Pre-norm Transformer with bounded context and relative positions, intended for heavy time masking.
 
-    Frames are the patches; non-overlapping patches keep the input layer small
+    Each patch is one frame; non-overlapping patches keep the input layer small
     (`front_end.patch: {bins: 5, stride: 5}`).
     """
 

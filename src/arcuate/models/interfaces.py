@@ -78,7 +78,7 @@ class ModelInputs:
     tokens: Tensor | None = None  # (B, U) padded targets of the transducer loss
     clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
     layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
-    lengths: tuple[int, ...] | None = None  # `n_bins` on the host; without them some losses and encoders read it back
+    lengths: tuple[int, ...] | None = None  # `n_bins` on the host; if None, some losses and encoders read it back
     without_gradient: tuple[str, ...] = ()  # outputs (frames, ctc, mode, …) that no loss uses
 
 

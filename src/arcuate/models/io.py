@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from arcuate.errors import UserError, check_regular
+from arcuate.errors import UserError, check_regular, require_memory
 from arcuate.files import atomic_path, check_resources, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
@@ -24,6 +24,7 @@ STATE_FILE = "state.json"  # state of a training checkpoint, in the same folder
 _MAX_CONFIG_BYTES = 4_000_000
 _MAX_STATE_BYTES = 2**28
 _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
+_ROOM = 2**25  # bytes for headers and copies of the safetensors library, which aborts the process without memory
 
 # Names of tensors in files of earlier versions, and their names now.
 _RENAMED_TENSORS = tuple(
@@ -71,12 +72,20 @@ def save_model(folder: Path, model: Model) -> None:
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file; its I/O errors, such as a full disk, are raised as `OSError`."""
     check_path_text(path)
+    require_memory(sum(tensor.nbytes for tensor in tensors.values()) + _ROOM, f"writing {path.name}")
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         number = int(found.group(1)) if found else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file with names of any version; raises `SafetensorError`, `OSError` or `RuntimeError`."""
+    check_regular(path)
+    require_memory(path.stat().st_size + _ROOM, f"reading {path.name}")
+    return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
 
 
 def check_path_text(path: Path) -> None:
@@ -143,6 +152,7 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
     check_path_text(path)
     if not path.is_file():
         raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE}, or import the model again")
+    require_memory(2 * path.stat().st_size + _ROOM, f"reading {path.name}")
     try:
         with safe_open(path, framework="pt") as file:
             stored = {current_tensor_name(name): name for name in file.keys()}  # noqa: SIM118
@@ -159,7 +169,7 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                         f"{path}: {name} is {dtype} {found}, but {CONFIG_FILE} implies floats {shape}; import or"
                         " train the model again"
                     )
-            # copies: tensors in a mapped file begin at any multiple of 4 bytes, and BLAS rounds by alignment
+            # Copies: tensors in a mapped file start at any multiple of 4 bytes, and BLAS rounding depends on alignment.
             weights = {name: file.get_tensor(stored[name]).to(torch.float32, copy=True) for name in shapes}
     except (SafetensorError, OSError, RuntimeError) as error:  # torch raises RuntimeError when it cannot map a file
         check_resources(error, path)

@@ -94,7 +94,9 @@ class Model(nn.Module):
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
         self.reconstruction: nn.Linear | None = None
-        if settings.reconstruction.enabled:  # last, so that all other weights start as without it
+        if (
+            settings.reconstruction.enabled
+        ):  # created last, so that it does not change the initial values of other weights
             self.reconstruction = nn.Linear(self.encoder.n_outputs, config.n_channels)
 
     def forward(
@@ -170,10 +172,15 @@ class Model(nn.Module):
         denoiser = None if self.denoiser is None else self.denoiser.start(like)
         return StreamState(front_end, self.encoder.start(1), mode, denoiser)
 
-    def step(self, state: StreamState, bins: Tensor) -> tuple[Outputs, StreamState]:
-        """Next stored bins (1, t, C), any number -> outputs of the frames they complete, and the state after them."""
+    def step(self, state: StreamState, bins: Tensor, noise: Tensor | None = None) -> tuple[Outputs, StreamState]:
+        """Next stored bins (1, t, C), any number -> outputs of the frames they complete, and the state after them.
+
+        `noise` (1, t, C) is added to the normalised bins.
+        """
         self._check_inputs(bins, state.front_end.statistics)
         normalised, front_end = self.front_end.normalise(state.front_end, bins)
+        if noise is not None:
+            normalised = normalised + noise
         frames, state = self._step_normalised(replace(state, front_end=front_end), normalised, normalised)
         return self._stream_outputs(frames, state), state
 
@@ -205,7 +212,7 @@ class Model(nn.Module):
         return ModeLogits(*self.mode(bins.masked_fill(is_padding[..., None], 0.0), n_bins.clamp(min=patch_bins)))
 
     def _step_normalised(self, state: StreamState, bins: Tensor, trial_bins: Tensor) -> tuple[Tensor, StreamState]:
-        """Normalised bins through all components; `trial_bins` are those among them that belong to the trial."""
+        """Pass normalised bins through all components; `trial_bins` are those of the trial, without padding."""
         ready, front_end = self.front_end.step(state.front_end, bins)
         mode = state.mode
         if self.mode is not None and mode is not None:
@@ -321,7 +328,7 @@ def enable_session_layers(settings: ModelSettings) -> ModelSettings:
 def add_session(model: Model, session: str, like: str) -> Model:
     """Copy of the model with one more session, whose layer starts as that of `like` (or the mean)."""
     if session in model.config.sessions:
-        raise UserError(f"the model has a session {session} already; choose another name")
+        raise UserError(f"the model already has a session {session}; choose another name")
     layers = [copy_session_layer(model, known) for known in model.config.sessions]
     layers.append(copy_session_layer(model, like))
     return _replace_session_layers(copy.deepcopy(model), (*model.config.sessions, session), layers)

@@ -377,7 +377,7 @@ def _built_in(g: _Graph, bins: str, encoder: GRU | SSM | Transformer) -> str:
 
 
 def _traced(g: _Graph, bins: str, model: Model) -> str:
-    """The frame of an encoder from outside the package."""
+    """The frame of a third-party encoder."""
     settings = model.config.settings
     n_bins = settings.front_end.patch.sampled.bins
     step = trace_step(model.encoder, settings.encoder.kind, n_bins, model.config.n_channels, bins)

@@ -1,8 +1,8 @@
-"""The step of an encoder from outside the package as ONNX nodes, traced by torch.
+"""The step of a third-party encoder as ONNX nodes, traced by torch.
 
-Built-in encoders are written node by node (`onnx_graphs.py`). Any other causal encoder is traced for one patch with
-the state as further inputs, and the trace is compared with the encoder itself on random patches: code that depends on
-values would be traced wrongly.
+Built-in encoders are written node by node (`onnx_graphs.py`). Any other causal encoder is traced for one patch with the
+state as further inputs, and the trace is compared with the encoder itself on random patches: control flow that depends
+on values would be traced wrongly.
 """
 
 import io
@@ -104,11 +104,13 @@ def _compare(step: _Step, leaves: Sequence[Tensor], traced: onnx.ModelProto, nam
         found, own = outputs[0], outputs[1:]
         if not np.allclose(found, frame.numpy(), atol=_TOLERANCE):
             difference = float(np.abs(found - frame.numpy()).max())
-            raise _not_exportable(kind, f"the traced step differs by {difference:.2g}: its code depends on values")
+            raise _not_exportable(
+                kind, f"the traced step differs by {difference:.2g}: its control flow depends on values"
+            )
 
 
 def _plain_nodes(graph: onnx.GraphProto) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """Nodes with names of their own; constants and known shapes become initializers."""
+    """Nodes with unique names; constants and known shapes become initializers."""
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.value_info, *graph.input)}
     inputs = {i.name for i in graph.input}
     rename = lambda name: name if name in inputs or not name else f"{_STATE}{name}"

@@ -22,7 +22,7 @@ class RuntimeChoice:
     device: torch.device
     threads: int
     reason: str  # why this number of threads
-    measured: bool = False  # by a probe, which the first steps of a training may correct
+    measured: bool = False  # by a probe, which the first training steps may correct
 
     def __str__(self) -> str:
         return f"{self.device}, {counted(self.threads, 'thread')}: {self.reason}"
@@ -98,11 +98,11 @@ def count_cores() -> int:
 
 
 def time_threads(run: Callable[[], object], candidates: Sequence[int], n_runs: int) -> dict[int, float]:
-    """Seconds of `run` by number of threads, estimated from CPU time: median over runs, in turns, after a warm-up.
+    """Seconds of `run` by number of threads, estimated from CPU time: median over alternating runs, after a warm-up.
 
     The CPU time of a process does not contain the time in which other processes had the core, unlike the wall clock,
-    which on shared machines differs tenfold between repetitions. Threads that wait for each other stay busy for a
-    while, so n threads of which one is delayed look expensive, as they are.
+    which on shared machines differs tenfold between repetitions. Waiting threads spin for a while, so a thread count
+    that causes waiting also costs more CPU time.
     """
     before = torch.get_num_threads()
     times: dict[int, list[float]] = {n: [] for n in candidates}

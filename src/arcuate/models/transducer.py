@@ -114,9 +114,9 @@ class LSTMPredictor(nn.Module):
         return outputs
 
     def _forward_by_layer(self, x: Tensor) -> Tensor:
-        """With dropout drawn by torch: that of cuDNN does not follow `torch.manual_seed`. (B, U, W) -> (B, U, W)
+        """Run the layers one by one with torch's dropout; cuDNN's ignores `torch.manual_seed`. (B, U, W) -> (B, U, W)
 
-        cuDNN computes gradients only of calls with `train`; without dropout it changes nothing else.
+        cuDNN computes gradients only if `train` is set; without dropout, `train` has no other effect.
         """
         train = torch.is_grad_enabled()
         zeros = x.new_zeros(1, len(x), self.settings.width)

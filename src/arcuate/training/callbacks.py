@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 PARENT_PIPE = "ARCUATE_PARENT_PIPE"  # environment variable: stdin is a pipe that closes when the parent ends
-GRACE_S = 120.0  # time for a training to finish its step and save after a request to stop
+GRACE_S = 120.0  # time for training to finish its step and save after a request to stop
 
 ErrorType = type[BaseException] | None
 
@@ -112,10 +112,10 @@ class Stop:
 
 
 def stop_with_parent(stop: Stop) -> None:
-    """In a training started by a sweep or ablation: request a stop when that process ends, also when it is killed.
+    """In a run started by a sweep or ablation: request a stop when the parent process ends, even if it is killed.
 
-    The parent holds the other end of stdin and never writes to it. A training that does not reach the end of a step in
-    time is ended without a checkpoint.
+    The parent holds the other end of stdin and never writes to it. If training does not reach the end of a step in
+    time, it is ended without a checkpoint.
     """
     if os.environ.pop(PARENT_PIPE, None) is None:
         return

@@ -15,18 +15,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from arcuate.config import Settings
-from arcuate.errors import UserError, check_regular
+from arcuate.errors import UserError
 from arcuate.files import atomic_folder, check_resources, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
     CONFIG_FILE,
     STATE_FILE,
     WEIGHTS_FILE,
     checksum,
-    current_tensor_name,
+    load_tensors,
     save_model,
     save_tensors,
 )
@@ -136,8 +135,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         path = self.folder / _TENSORS_FILE
         try:
-            check_regular(path)
-            return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
+            return load_tensors(path)
         except (SafetensorError, OSError, RuntimeError) as error:
             check_resources(error, path)
             raise UserError(f"{path} cannot be read ({error})") from None

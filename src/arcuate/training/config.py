@@ -74,7 +74,7 @@ class Optimizer(Settings):
 
 
 class Ema(Settings):
-    """Exponential moving average of the weights; if on, the average is validated and saved."""
+    """Exponential moving average of the weights; if enabled, the averaged weights are validated and saved."""
 
     decay: float = Field(0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 averages about 1,000 steps.")
     warmup: bool = Field(True, description="Start with a smaller decay: min(decay, (1 + n) / (10 + n)).")
@@ -136,7 +136,7 @@ class Validate(Settings):
 
     batch_size: int = Field(32, ge=1, le=4096, description="Number of trials per batch.")
     search: Literal["greedy", "beam"] = Field(
-        "greedy", description="Search for phonemes; `beam` is a prefix beam search, which sums over alignments."
+        "greedy", description="Phoneme search; `beam` is a prefix beam search, which sums over alignments."
     )
     beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame, if `search` is beam.")
     words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
@@ -280,7 +280,7 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
 
 
 def _labelled_loss(config: TrainingConfig) -> str | None:
-    """A loss with a weight that needs labels."""
+    """Return the name of a loss that needs labels and has a weight above 0; None if there is none."""
     weights = [{name: getattr(config.loss, name).weight for name in ("ctc", "rnnt", "alignment")}]
     if not config.transducer.enabled:
         weights[0]["rnnt"] = 0.0
@@ -319,7 +319,7 @@ def read_config(run: Run) -> TrainingConfig:
 
 
 def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
-    """Yield a sentence for each valid setting that has no effect in this run, or not the full one."""
+    """Yield a sentence for each valid setting that has no effect in this run, or only part of its effect."""
     steps = recipe.train.steps
     for name in ("schedule", "session_schedule"):
         schedule = getattr(recipe, name)
@@ -356,9 +356,9 @@ def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[
     """Yield a sentence if eps, learning rate, clipping and reduction together make updates too small or too large.
 
     An estimate from the update rule: gradients of norm 1 (mean_per_token) or 35 (others), clipped and spread evenly
-    over the weights; Adam multiplies the learning rate by gradient / (gradient + eps). All updates in one direction
-    should move the weights by several times their own size, which is about 1 / sqrt(3 × width) at the start. One update
-    should not move every weight by more than the limit measured with benchmarks/what_explodes.py.
+    over the weights; Adam multiplies the learning rate by gradient / (gradient + eps). If all updates had the same
+    direction, they should move the weights by several times their initial size, about 1 / sqrt(3 × width). One update
+    should not move a weight by more than the limit measured with benchmarks/what_explodes.py.
     """
     optimizer, reduction = recipe.optimizer, recipe.loss.ctc.reduction
     if optimizer.kind not in _ADAM_KINDS or recipe.loss.ctc.weight == 0:
@@ -380,16 +380,16 @@ def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[
             f"optimizer.eps {optimizer.eps:g} is {optimizer.eps / gradient:.0f} times a typical gradient of this recipe"
             f" (loss.ctc.reduction {reduction}), so updates are about {100 * share:.2g} % of the learning rate and the"
             f" {recipe.train.steps} steps of this run can move the weights by {distance:.2g} of their size; lower"
-            f" optimizer.eps, or raise the learning rate about {10 / distance:.0f} times (an estimate)"
+            f" optimizer.eps, or multiply the learning rate by about {10 / distance:.0f} (an estimate)"
         )
 
 
 _ADAM_KINDS = ("adam", "adamw")
-_FULL_UPDATES = 0.5  # share of Adam's update that is left by eps, above which eps does not matter
+_FULL_UPDATES = 0.5  # gradient / (gradient + eps) above which eps hardly reduces Adam's updates
 _MAX_STEP = 0.012  # change of a weight in one update above which gradients explode
 _MIN_DISTANCE = 2.0  # sum of all updates / size of the weights below which a run hardly learns
 _TARGET_LENGTH = (30.0, 40.0)  # tokens in a typical sentence: ratio of a loss per trial to a mean per token
-_TOLERANCE = 1.5  # factor by which an eps scaled with the reduction may miss the target length
+_TOLERANCE = 1.5  # a ratio of two eps within this factor of the target length matches a change of reduction
 _NEGLIGIBLE_EPS = 1e-4  # nearly every gradient is larger
 
 
@@ -441,13 +441,13 @@ def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
     times = f"about {_TARGET_LENGTH[0]:g}–{_TARGET_LENGTH[1]:g} times"
     if old.reduction != new.reduction:
         direction = "larger" if new.reduction == "sum_per_trial" else "smaller"
-        return f"{new.reduction} makes the gradients {times}, the target length, {direction}"
+        return f"{new.reduction} makes the gradients {times} (the target length) {direction}"
     if new.eps < _NEGLIGIBLE_EPS:
         return (
             f"at eps {_format(new.eps)} hardly any gradient is that small, so every weight moves by about the learning"
             f" rate, {_format(new.lr)}, regardless of its gradient"
         )
-    return f"gradients of sum_per_trial are {times}, the target length, those of mean_per_token"
+    return f"gradients of sum_per_trial are {times} (the target length) those of mean_per_token"
 
 
 def _eps_matches_reduction(old: _UpdateScale, new: _UpdateScale) -> bool:

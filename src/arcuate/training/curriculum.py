@@ -54,7 +54,7 @@ class Stage(Settings):
     renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
 
     name: str = Field(
-        pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name of the stage, also in the rows of metrics.jsonl."
+        pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name of the stage, as written to the rows of metrics.jsonl."
     )
     steps: Steps | None = Field(None, description="Length in optimizer steps; or give `epochs`.")
     epochs: float | None = Field(None, gt=0.0, le=1e6, description="Length in passes over the training trials.")
@@ -71,7 +71,7 @@ class Stage(Settings):
         None, ge=1, le=10_000, description="Validations without improvement that end the stage early; null = never."
     )
     min_improvement: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of the error rate (train.select_by) that counts."
+        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of train.select_by that counts as an improvement."
     )
 
     @model_validator(mode="after")
@@ -183,7 +183,7 @@ C = TypeVar("C", bound=Settings)
 
 
 def resolve_epochs(recipe: C, steps_per_epoch: float) -> C:
-    """Return the recipe with the length of every stage in steps, and the length of the run that follows."""
+    """Return the recipe with the length of every stage in steps, and train.steps set to their total."""
     tree = to_tree(recipe)
     if all(stage["epochs"] is None for stage in tree["stages"]):
         return recipe
@@ -200,7 +200,7 @@ def describe_stages(stages: Sequence[Stage]) -> str:
 
 
 def stage_at(stages: Sequence[Stage], index: int) -> Stage | None:
-    """Return the stage with this index, the last one after the end; None without stages."""
+    """Return the stage with this index, or the last stage if the index is too large; None without stages."""
     return stages[min(index, len(stages) - 1)] if stages else None
 
 

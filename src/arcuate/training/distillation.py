@@ -1,4 +1,4 @@
-"""Distillation (Hinton et al. 2015): the frame posteriors of a trained model as targets of another one.
+"""Distillation (Hinton et al. 2015): the frame posteriors of a trained model are training targets for another model.
 
 The teacher may be bidirectional or wider; it only has to share the alphabet, the sessions, the normalisation and the
 patches of the student, so that their frames correspond.
@@ -30,7 +30,7 @@ class Teacher:
     def log_probs(self, bins: Tensor, n_bins: Tensor, session: Tensor, lengths: tuple[int, ...]) -> Tensor:
         """CTC log-probabilities of normalised bins without augmentation. (B, F, V)"""
         with torch.no_grad():
-            # The front end sets padding to 0 in place, and the bins still have other uses.
+            # The front end sets padding to 0 in place, and the caller still uses the bins.
             inputs = ModelInputs(bins.clone(), n_bins, self.sessions[session], lengths=lengths)
             return self.model.encode(inputs).log_probs["ctc"].float()
 
@@ -54,11 +54,11 @@ def load_teacher(settings: DistillationSettings, student: ModelConfig, device: t
         facts["front_end.rolling_bins"] = (own.rolling_bins, other.rolling_bins)
     if differing := [name for name, (mine, theirs) in facts.items() if mine != theirs]:
         raise UserError(
-            f"the teacher {settings.teacher} has other {differing[0]} than this recipe and data; train a teacher with"
-            " the same ones"
+            f"the teacher {settings.teacher} and this recipe differ in {differing[0]}; train a teacher with the same"
+            f" {differing[0]}"
         )
     if missing := [s for s in student.sessions if s not in model.config.sessions]:
-        raise UserError(f"the teacher {settings.teacher} does not know session {missing[0]}; train it on all sessions")
+        raise UserError(f"the teacher {settings.teacher} has no session {missing[0]}; train it on all sessions")
     indices = torch.tensor([model.config.sessions.index(s) for s in student.sessions])
     for parameter in model.parameters():
         parameter.requires_grad_(False)

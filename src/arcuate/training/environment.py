@@ -157,7 +157,7 @@ class Distributed:
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the values up over all processes, in place; every process gets the same result."""
+        """Sum the values over all processes, in place; every process gets the same result."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
@@ -173,6 +173,14 @@ class Distributed:
         values = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         return float(values.item())
+
+    def from_main(self, value: float) -> float:
+        """Return the value of rank 0 on every process; does not synchronise with the device.
+
+        Decisions need it: GPUs of different kinds may round differently, and all processes have to decide the same.
+        """
+        own = value if self.is_main else 0.0
+        return value if self.size == 1 else float(self.sum(torch.tensor([own], dtype=torch.float64)).item())
 
     @contextmanager
     def raise_together(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """The guard: checks the metrics of every optimizer step before the update, and never changes the model.
 
-On a healthy run every verdict is `keep`, and training is the same with and without the guard (on a CPU bit for bit).
+On a healthy run every verdict is `keep`, and training is the same with and without the guard (bit for bit on a CPU).
 """
 
 import math
@@ -32,9 +32,9 @@ class Verdict:
 
     @property
     def applies_update(self) -> bool:
-        return (
-            self.action in ("keep", "reduce_lr", "warn") and self.kind != "skips"
-        )  # a step judged by `skips` is not finite
+        if self.kind == "skips":  # the step is not finite
+            return False
+        return self.action in ("keep", "reduce_lr", "warn")
 
 
 KEEP = Verdict("keep")
@@ -54,7 +54,7 @@ _EXCESSIVE_UPDATE = 0.08  # above it, updates are too large for a run that has n
 _HIGHEST_UPDATE = 0.1  # higher learning rates that would exceed it are not tried
 # Below this value of largest update ratio × steps, a run cannot change the weights by their own norm: the mean learning
 # rate of a decaying schedule is about half of its peak, hence 2 instead of 1.
-_SHORT_REACH = 2.0
+_MIN_TOTAL_CHANGE = 2.0
 
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
 _SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # an eps of Adam below nearly all gradients, and the lowest eps to set
@@ -117,7 +117,7 @@ class Guard:
         self.n_reductions = 0
         self.n_rewinds = 0  # excluding rewinds within a learning-rate search
         self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
-        self.eps_limits = False  # eps exceeds the typical gradient; measured only if `reach_is_short`
+        self.eps_limits = False  # eps exceeds the typical gradient; measured only if `total_change_is_small`
         self.n_planned: int | None = None  # steps of the run or stage, excluding rewound ones
         self.search = LrSearch()
 
@@ -168,15 +168,15 @@ class Guard:
     def updates_are_small(self) -> bool:
         """Whether all measured updates were too small relative to the weights to leave chance level."""
         return self.update_ratio is not None and (
-            self.update_ratio < _SMALL_UPDATE or (self.reach_is_short and self.eps_limits)
+            self.update_ratio < _SMALL_UPDATE or (self.total_change_is_small and self.eps_limits)
         )
 
     @property
-    def reach_is_short(self) -> bool:
+    def total_change_is_small(self) -> bool:
         """Whether updates of the measured size are too small to change the weights by their own norm within the run."""
         if self.update_ratio is None or self.n_planned is None:
             return False
-        return self.update_ratio * self.n_planned < _SHORT_REACH
+        return self.update_ratio * self.n_planned < _MIN_TOTAL_CHANGE
 
     @property
     def is_failing(self) -> bool:
@@ -211,7 +211,7 @@ class Guard:
         is_far: bool = False,
         eps_lowered: bool = False,
     ) -> float:
-        """Reset the counters; return the next learning-rate scale: of the first test run, or the reduced one.
+        """Reset the counters; return the next learning-rate scale: of the first test run or, without a search, reduced.
 
         The statistics are kept unless the run restarts from its first checkpoint (`to_start`) or from one whose loss
         was much higher (`is_far`). `lr_scale` is the scale so far, `n_left` the number of steps from the checkpoint to
@@ -368,7 +368,7 @@ class Guard:
         level = median(self.normalised_losses) if is_full else 0.0
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
-        too_short = self.reach_is_short and self.eps_limits and self.n_judged >= settings.patience
+        too_short = self.total_change_is_small and self.eps_limits and self.n_judged >= settings.patience
         too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
         if n_steps < settings.patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
@@ -380,7 +380,7 @@ class Guard:
         size = ""
         if self.update_ratio is not None:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
-            too += f" in {self.n_planned:,} steps" if self.reach_is_short and self.eps_limits else ""
+            too += f" in {self.n_planned:,} steps" if self.total_change_is_small and self.eps_limits else ""
             size = f"; update norm at most {self.update_ratio:.2g} of the weight norm{too}"
         return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 

@@ -13,8 +13,8 @@ from arcuate.training.search import SearchSettings
 class SpikeSettings(Settings):
     """A loss that rises above its running statistics and stays there; a single spike is not a failure.
 
-    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`. A rise by only
-    the ratio `rise` counts if it lasts for 2 × `patience` steps.
+    A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`. A smaller rise, by
+    the ratio `rise`, also counts if it lasts for 2 × `patience` steps.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
@@ -33,8 +33,8 @@ class SpikeSettings(Settings):
         1.25,
         gt=1.0,
         le=1e6,
-        description="Minimum ratio of the median loss of 20 steps to the lowest such median that counts as a lasting"
-        " rise, if the rise exceeds the scatter of the loss; not used for schedules with restarts.",
+        description="Minimum ratio of the 20-step median loss to its lowest value for a lasting rise, which must also"
+        " exceed the scatter of the loss; not used for schedules with restarts.",
     )
     patience: int = Field(20, ge=1, le=10_000, description="Number of consecutive high steps before a rewind.")
 
@@ -43,7 +43,7 @@ class StuckSettings(Settings):
     """A loss that stays at chance level, because the updates are too large or too small to learn from.
 
     Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or if
-    a large eps makes them too small to change the weights by their own norm within the run. In the official recipes
+    a large eps keeps the sum of all updates of the run below the norm of the weights. In the official recipes
     the output is all blanks for the first 500 to 1,600 steps, which is normal.
     """
 
@@ -70,12 +70,14 @@ class CollapseSettings(Settings):
     renamed: ClassVar[Mapping[str, str]] = {"blank_share": "blank_fraction"}
 
     action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
-    blank_fraction: float = Field(0.98, gt=0.5, le=1.0, description="Fraction of blank frames that counts as collapse.")
+    blank_fraction: float = Field(
+        0.98, gt=0.5, le=1.0, description="Fraction of blank frames from which the output counts as collapsed."
+    )
     n_distinct: int = Field(
-        3, ge=0, le=40, description="A batch with at most this many distinct phonemes also counts as collapse."
+        3, ge=0, le=40, description="Number of distinct phonemes in a batch up to which the output counts as collapsed."
     )
     length_ratio: float = Field(
-        0.1, ge=0.0, le=1.0, description="An output length / target length of at most this also counts as collapse."
+        0.1, ge=0.0, le=1.0, description="Ratio of output to target length up to which the output counts as collapsed."
     )
     patience: int = Field(50, ge=1, le=10_000, description="Number of consecutive steps before the action.")
 

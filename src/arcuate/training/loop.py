@@ -25,7 +25,7 @@ from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newe
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import KEEP, Verdict
 from arcuate.training.metrics import IntervalMetrics, StepMetrics, Validation
-from arcuate.training.optim import set_eps, set_learning_rates, typical_gradient
+from arcuate.training.optim import set_eps, set_learning_rates
 from arcuate.training.schedule import learning_rate
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import (
@@ -60,7 +60,7 @@ def train(
     `make_encode` makes the function from bins to outputs. It is called once per stage, because the trained components
     differ.
     """
-    distributed = distributed or Distributed()
+    state.distributed = distributed = distributed or Distributed()
     loop = _Loop(state, device, callback, distributed)
     settings = state.recipe.train
     encode = make_encode() if make_encode else partial(encode_for_training, state.model)
@@ -85,7 +85,7 @@ def train(
             state.record_update_ratio(metrics.update_ratio)
         verdict = KEEP if metrics is None else _judge(state, metrics, lr)
         if verdict.applies_update and (metrics is None or metrics.may_update):
-            # Measured one step before a row, so that one synchronisation reads both.
+            # The update ratio is measured one step before a row is written; both are then read in one synchronisation.
             apply_update(state, measure=(state.step + 2) % settings.log_every == 0)
         finish_step(state)
         state.step += 1
@@ -135,7 +135,7 @@ def _set_learning_rates(state: TrainingState) -> dict[str, float]:
 
 
 def _schedule_position(state: TrainingState, step: int) -> tuple[int, int, float]:
-    """Return step and length of the schedule, and the factor of the stage on the learning rate."""
+    """Return step and length of the schedule, and the learning-rate factor of the stage."""
     stage = state.stage
     if stage is None:
         return step, state.recipe.train.steps, 1.0
@@ -145,7 +145,7 @@ def _schedule_position(state: TrainingState, step: int) -> tuple[int, int, float
 
 
 def _scheduled_lr(state: TrainingState, step: int) -> float:
-    """Return the learning rate of the weights at a step without the scale of the guard."""
+    """Return the scheduled learning rate of the weights at a step, without the guard's scale."""
     step, n_steps, factor = _schedule_position(state, step)
     return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateaus[0])
 
@@ -216,7 +216,7 @@ class _Loop:
         self.distributed.barrier()
 
     def save(self, scheduled: bool) -> str | None:
-        """Write a checkpoint on rank 0, and return its name there; every process may have to rewind to it."""
+        """Write a checkpoint on rank 0 and return its name there; other ranks only record it as a rewind target."""
         if self.distributed.is_main:
             return self.state.save(scheduled)
         self.state.record_checkpoint(scheduled)
@@ -242,7 +242,7 @@ class _Loop:
         if verdict.action == "rewind":
             row |= self._rewind(verdict)
         if self.distributed.is_main:
-            if state.recipe.guard.keep_batches and verdict.kind == "non_finite":
+            if state.recipe.guard.keep_batches and not metrics.is_finite:
                 row["batch"] = _save_batches(state.run, state.step, batches)
             append_jsonl(state.run.incidents_file, row)
             self.callback.on_incident(row)
@@ -261,8 +261,8 @@ class _Loop:
     def find_failure(self, metrics: StepMetrics, batches: Sequence[Batch]) -> str | None:
         """Return why the weights at the end of a stage are broken; None if they are not.
 
-        Steps are judged by the loss before their update, so no step shows what the last update of a stage did. The loss
-        of its batch is therefore computed once more.
+        Steps are judged by the loss before their update, so no step shows the effect of the last update of a stage. The
+        loss of the last batch is therefore computed again.
         """
         guard = self.state.guard
         if not guard.settings.enabled:
@@ -313,7 +313,7 @@ class _Loop:
             targets = targets[:-1]  # this checkpoint was already tried: go further back
         state.rewind_targets, failed_at = targets, state.step
         eps = None
-        if to_start and (gradient := typical_gradient(state.optimizer)) is not None:
+        if to_start and (gradient := state.typical_gradient()) is not None:
             eps = state.guard.lower_eps(state.eps or state.recipe.optimizer.eps, gradient)
         target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
         state.restore_weights(target)
@@ -364,7 +364,7 @@ class _Loop:
 
 
 def _find_bad_bins(batches: Sequence[Batch]) -> list[str]:
-    """List the trials with non-finite bins (treated as 0 by the model) or constant bins, as in a dead session."""
+    """List trials with non-finite bins (treated as 0 by the model) or constant bins, as in a session without signal."""
     found = []
     for batch in batches:
         for trial, bins in list(zip(batch.trials, batch.bins, strict=False))[: batch.n_counted]:

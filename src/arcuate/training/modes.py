@@ -2,7 +2,7 @@
 
 Vocalised speech modulates cortical activity more strongly than silent speech. A mixture of two normal distributions of
 log energy with a common SD, the component with the higher mean being vocalised, is fitted by expectation-maximisation.
-Trials of a block share one mode unless set otherwise; labelled trials keep their mode and determine that of their
+Trials of a block share one mode by default; labelled trials keep their mode and determine that of their
 block. The mode head of the model, which classifies single trials, is initialised by a ridge regression on the result
 and trained further with the model.
 """
@@ -153,12 +153,12 @@ def write_modes(path: Path, modes: Modes) -> None:
 
 
 def read_modes(path: Path) -> Modes:
-    """Read and validate the modes that an earlier start of this run wrote."""
+    """Read and validate the modes that were written when the run was started."""
     vocalised: dict[str, float] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         trial, p = row.get("trial"), row.get("vocalised")
         if not isinstance(trial, str) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-            raise UserError(f"{path} line {number} is not a trial with its mode; start a new run")
+            raise UserError(f"{path} line {number}: expected a trial and P(vocalised); start a new run")
         vocalised[trial] = float(p)
     return Modes(vocalised)
 

@@ -47,11 +47,12 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
         for name, parameters in parameter_groups(model).items()
         if (trainable := [p for p in parameters if p.requires_grad])
     ]
-    fused = settings.fused and next(model.parameters()).device.type in ("cpu", "cuda")
+    # None, not False, which would also turn off the kernels over several parameters that torch uses on a GPU.
+    fused = True if settings.fused and next(model.parameters()).device.type in ("cpu", "cuda") else None
     if settings.kind == "sgd":
         # The fused kernel fails if parameters get their first gradients, and thus momentum, at different steps, as
         # session layers do.
-        fused = fused and settings.momentum == 0
+        fused = fused if settings.momentum == 0 else None
         return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
     kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
     return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)

@@ -51,7 +51,7 @@ class Constant(Settings):
 
 
 class Linear(_Decaying):
-    """Linear from `peak_lr` to `min_lr` over `decay_steps`."""
+    """Linear decay from `peak_lr` to `min_lr` over `decay_steps`."""
 
     kind: Literal["linear"] = "linear"
     min_lr: _LearningRate = Field(description="Learning rate at the end.")
@@ -87,7 +87,7 @@ class WarmupCosine(_Decaying):
 class OneCycle(Settings):
     """Rise from peak_lr / div_factor to `peak_lr`, then fall to peak_lr / (div_factor × final_div_factor).
 
-    This is OneCycleLR of torch.
+    Identical to torch's OneCycleLR.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"peak": "peak_lr"}
@@ -102,12 +102,17 @@ class OneCycle(Settings):
 
 
 class Plateau(_Decaying):
-    """Multiply by `factor` when validation PER has not improved for more than `patience` validations."""
+    """Multiply by `factor` when the validation error rate has not improved for more than `patience` validations.
+
+    The error rate is the one that `train.select_by` names.
+    """
 
     kind: Literal["plateau"] = "plateau"
     factor: float = Field(0.5, gt=0.0, lt=1.0, description="Factor on the learning rate at a reduction.")
     patience: int = Field(8, ge=0, le=10_000, description="Validations without improvement before a reduction.")
-    threshold: float = Field(0.0, ge=0.0, lt=1.0, description="Smallest relative decrease of PER that counts.")
+    threshold: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Smallest relative decrease that counts as an improvement."
+    )
     cooldown: int = Field(0, ge=0, le=10_000, description="Number of validations ignored after a reduction.")
 
 
@@ -132,7 +137,7 @@ class Restarts(_Decaying):
 
 
 class HoldDecay(_Decaying):
-    """`peak_lr` for `hold_steps`, then down to `min_lr` at `decay_steps`."""
+    """Hold `peak_lr` for `hold_steps`, then decay to `min_lr` by step `decay_steps`."""
 
     renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "hold": "hold_steps"}
 
@@ -145,7 +150,7 @@ class HoldDecay(_Decaying):
     def _hold_fits(self) -> "HoldDecay":
         if self.decay_steps is not None and self.hold_steps > self.decay_steps:
             raise ValueError(
-                f"hold_steps {self.hold_steps} is longer than decay_steps {self.decay_steps}, which includes them;"
+                f"hold_steps {self.hold_steps} is longer than decay_steps {self.decay_steps}, which includes the hold;"
                 " lower hold_steps or raise decay_steps"
             )
         return self
@@ -179,7 +184,7 @@ class PlateauState:
     """State of a plateau schedule."""
 
     scale: float = 1.0  # product of the reductions so far
-    best: float | None = None  # lowest PER so far
+    best: float | None = None  # lowest error rate so far
     n_bad: int = 0  # validations since then
     n_cooling: int = 0  # validations still to ignore after a reduction
 
@@ -207,12 +212,12 @@ def learning_rate(schedule: AnySchedule, step: int, n_steps: int, plateau: Plate
             return max(schedule.min_lr, schedule.peak_lr * schedule.factor**n_reductions)
 
 
-def update_plateau(schedule: AnySchedule, state: PlateauState, rate: float | None) -> PlateauState:
+def update_plateau(schedule: AnySchedule, state: PlateauState, error_rate: float | None) -> PlateauState:
     """Return the plateau state after one more validation; other schedules leave it unchanged."""
-    if not isinstance(schedule, Plateau) or rate is None:
+    if not isinstance(schedule, Plateau) or error_rate is None:
         return state
-    if state.best is None or rate < state.best * (1 - schedule.threshold):
-        return replace(state, best=rate, n_bad=0, n_cooling=max(0, state.n_cooling - 1))
+    if state.best is None or error_rate < state.best * (1 - schedule.threshold):
+        return replace(state, best=error_rate, n_bad=0, n_cooling=max(0, state.n_cooling - 1))
     if state.n_cooling:
         return replace(state, n_bad=0, n_cooling=state.n_cooling - 1)
     if state.n_bad + 1 <= schedule.patience:

@@ -21,6 +21,7 @@ from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, 
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
 from arcuate.training.distillation import Teacher
+from arcuate.training.environment import Distributed
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
@@ -69,6 +70,7 @@ class TrainingState:
         self.unread_update_ratio: torch.Tensor | None = None  # measured, and still on the device
         self.rewind_targets: list[int] = []  # steps of healthy checkpoints
         self.rewound_to: int | None = None
+        self.distributed = Distributed()  # set by the training loop
         self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
         self.teacher: Teacher | None = None  # of a recipe with distillation; set by the caller
         self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
@@ -98,11 +100,11 @@ class TrainingState:
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """The loss scaler of fp16; it does nothing in other precisions, also before mixed precision starts."""
+        """The loss scaler of fp16; disabled in other precisions and before mixed precision starts."""
         return self._fp16_scaler if self.precision == "fp16" else self._no_scaler
 
     def set_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Use another loss scaler in fp16."""
+        """Replace the loss scaler of fp16."""
         self._fp16_scaler = scaler
 
     @property
@@ -150,15 +152,20 @@ class TrainingState:
         if ratio is not None and math.isfinite(ratio):
             self.interval.update_ratio = ratio
             self.guard.record_update_ratio(ratio)
-            if self.guard.reach_is_short:  # of a complete run; computed only then, because it reads all weights
-                gradient = typical_gradient(self.optimizer)
+            if self.guard.total_change_is_small:  # computed only then, because it reads all weights
+                gradient = self.typical_gradient()
                 self.guard.eps_limits = gradient is not None and 0 < gradient < (self.eps or self.recipe.optimizer.eps)
 
     def read_update_ratio(self) -> None:
         """Transfer a measured ratio that the next step would read, before a checkpoint or a rewind."""
         if self.unread_update_ratio is not None:
-            self.record_update_ratio(float(self.unread_update_ratio))
+            self.record_update_ratio(self.distributed.from_main(float(self.unread_update_ratio)))
             self.unread_update_ratio = None
+
+    def typical_gradient(self) -> float | None:
+        """Median root mean square gradient of the weights (`optim.typical_gradient`) on rank 0."""
+        gradient = typical_gradient(self.optimizer)
+        return None if gradient is None else self.distributed.from_main(gradient)
 
     def stage_summary(self) -> dict[str, Any]:
         """Return the outcome of the stage that has just ended, and the step at which the run will end."""

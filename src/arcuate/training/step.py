@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -89,14 +90,16 @@ def compute_gradients(
     sums = torch.zeros(len(_SUMS) + n_classes, device=device)
     state.model.zero_grad(set_to_none=True)  # also of components that an earlier stage trained
     for batch in batches:
-        outputs, losses = _batch_losses(state, encode, batch, device, distributed)
-        per_trial = weighted_loss(losses, loss_settings)
-        # A process without trials of its own repeats one, because every process needs the graph; it must not count,
-        # even if its loss is infinite.
-        loss = per_trial.sum() if batch.n_counted else _zero_loss(outputs)
-        if distributed.size > 1 and loss_settings.has_custom:
-            loss = loss + _zero_loss(outputs)  # every output has a gradient, whatever the custom loss uses
-        state.scaler.scale(loss * (distributed.size / n_trials)).backward()
+        is_last = batch is batches[-1]
+        with encode.no_sync() if isinstance(encode, DistributedEncode) and not is_last else nullcontext():
+            outputs, losses = _batch_losses(state, encode, batch, device, distributed)
+            per_trial = weighted_loss(losses, loss_settings)
+            # A process without trials of its own repeats one, because every process needs the graph; it must not
+            # count, even if its loss is infinite.
+            loss = per_trial.sum() if batch.n_counted else _zero_loss(outputs)
+            if distributed.size > 1 and loss_settings.has_custom:
+                loss = loss + _zero_loss(outputs)  # every output has a gradient, whatever the custom loss uses
+            state.scaler.scale(loss * (distributed.size / n_trials)).backward()
         with torch.no_grad():
             sums += _summarise(outputs, batch, loss, losses)
     grad_norm = _clip_gradients(state)
@@ -270,13 +273,7 @@ def make_encode(model: Model, recipe: TrainingConfig, device: torch.device, dist
     Call it again when other components become trainable.
     """
     if distributed.size > 1:
-        # Unused parameters: session layers without a trial in the batch get no gradient on any process.
-        device_ids = [device.index] if device.type == "cuda" else None
-        wrapped = EncodeModule(model)
-        module = DistributedDataParallel(wrapped, device_ids=device_ids, find_unused_parameters=True)
-        return lambda inputs, match_flow: replace(
-            outputs_from_tensors(module(inputs, match_flow)), lengths=model.count_frames(inputs.lengths)
-        )
+        return DistributedEncode(model, device)
     if recipe.runtime.compile and device.type == "cuda":
         compile_blocks(model)
     return partial(encode_for_training, model)
@@ -286,11 +283,30 @@ def compile_blocks(model: Model, backend: str = "inductor") -> None:
     """Compile the repeated blocks of the encoder in place (regional compilation, as PyTorch recommends it).
 
     The rest stays as it is: the front end depends on which sessions and lengths a batch has, so it would be compiled
-    again for every batch, until torch gives up. A GRU has no such blocks, because cuDNN computes all its layers in one
+    again for every batch, up to torch's limit. A GRU has no such blocks, because cuDNN computes all its layers in one
     call, and neither has the state-space encoder, whose scan has a step per chunk of frames.
     """
     for block in model.encoder.blocks_to_compile():
         block.compile(dynamic=True, backend=backend)
+
+
+class DistributedEncode:
+    """Forward pass of a model whose gradients are averaged over all processes in the backward pass."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        # Unused parameters: session layers without a trial in the batch get no gradient on any process.
+        device_ids = [device.index] if device.type == "cuda" else None
+        self._count_frames = model.count_frames
+        self.module = DistributedDataParallel(EncodeModule(model), device_ids=device_ids, find_unused_parameters=True)
+
+    def __call__(self, inputs: ModelInputs, match_flow: bool) -> Outputs:
+        outputs = outputs_from_tensors(self.module(inputs, match_flow))
+        return replace(outputs, lengths=self._count_frames(inputs.lengths))
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Context in which gradients accumulate in each process; the next pass outside of it averages them all."""
+        context: AbstractContextManager[None] = self.module.no_sync()
+        return context
 
 
 class EncodeModule(nn.Module):

@@ -154,8 +154,7 @@ def check_trackers(track: Track) -> None:
     for package, setting in _enabled_packages(track).items():
         if installed_version(package) is None:
             raise UserError(
-                f"{setting}=true needs the package {package}: pip install -e '.[track]' -c constraints.txt,"
-                " or set it to false"
+                f"{setting}=true needs the package {package}: pip install 'arcuate[track]', or set it to false"
             )
 
 

@@ -8,7 +8,7 @@ The release of 2021 has one folder per session, of which `sentences.mat` is read
 of 10 ms, channels), `numTimeBinsPerSentence`, `sentencePrompt` (spelled as above; # marks a pause and is removed) and
 `sentenceBlockNums`, as the authors' code reads them (github.com/fwillett/handwritingBCI). Two bins are summed to 20 ms.
 
-Neither states splits that are read here: the last tenth of the trials of a session is for test and the tenth before it
+Splits are not read from the files: the last tenth of the trials of a session is for test and the tenth before it
 for validation. Other files and variables are not read.
 """
 

@@ -476,7 +476,7 @@ class _Recording:
     def _label(
         self, text: str | None, stored: np.ndarray | None, has_column: bool
     ) -> tuple[np.ndarray | None, tuple[Problem, ...]]:
-        """The stored label, or the one of the text if the file has no labels."""
+        """The stored label, or one derived from the text if the file has no labels."""
         if has_column:
             if stored is None:
                 return None, ()

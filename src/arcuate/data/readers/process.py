@@ -1,7 +1,7 @@
-"""Reading of source files in a watched child process.
+"""Reading of source files in a monitored child process.
 
 A damaged HDF5 file can make its library loop forever, and a damaged MATLAB file can crash scipy's compiled reader.
-Files are therefore read in a child process with a limit on computing time and memory; a file that hangs or crashes the
+Files are therefore read in a child process with limits on CPU time and memory; a file that hangs or crashes the
 child is reported like any other unreadable file, and the next file is read by a new child. The child reads ahead while
 its parent checks and writes, so that the overhead is small.
 """
@@ -10,12 +10,12 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from arcuate.data.readers.release import READERS, read_trials, summarise_file
 from arcuate.data.readers.source import FileSummary, ReadResult, Source, SourceFile, UnreadableFile
@@ -25,9 +25,10 @@ MAX_CPU_SECONDS = 15.0  # for one trial; a real one takes milliseconds
 _BYTES_PER_SECOND = 2**23  # more time for large files, '24 files are loaded as a whole
 _MAX_WALL_SECONDS = 900.0  # for one file, in case the file system does not respond
 _MAX_BYTES = 2**31
-_BYTES_PER_BYTE = 20  # memory per stored byte: compressed integers become float64
+_MEMORY_FACTOR = 20  # bytes of memory per byte of the file: compressed integers become float64
 
 Command = Literal["summarise", "read"]
+T = TypeVar("T")
 
 
 START_METHOD: Literal["fork", "spawn"] = "fork" if sys.platform.startswith("linux") else "spawn"
@@ -35,10 +36,10 @@ START_METHOD: Literal["fork", "spawn"] = "fork" if sys.platform.startswith("linu
 
 @dataclass(frozen=True)
 class _End:
-    """The last answer to a request; with why a file cannot be read, or a `UserError` that ends the command."""
+    """Last message of a response: `reason` says why a file cannot be read, or is the text of a `UserError`."""
 
     reason: str | None = None
-    ends_command: bool = False
+    ends_command: bool = False  # `reason` is a UserError
 
 
 class ReaderProcess:
@@ -107,15 +108,40 @@ class ReaderProcess:
         return process, connection
 
 
+def call_watched(function: Callable[[Path], T], path: Path) -> T:
+    """`function(path)`, called in a child process with the limits of a reader; raises `UnreadableFile`."""
+    context = multiprocessing.get_context(START_METHOD)
+    connection, of_child = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(of_child, function, path), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    of_child.close()
+    timer = threading.Timer(_MAX_WALL_SECONDS + _extra_seconds(path), process.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        answer = connection.recv()
+    except EOFError as error:
+        process.join()
+        raise UnreadableFile(_describe_exit(process.exitcode)) from error
+    finally:
+        timer.cancel()
+        process.kill()
+        process.join()
+        connection.close()
+    if isinstance(answer, UserError):
+        raise answer
+    return cast(T, answer)
+
+
 def _describe_exit(exit_code: int | None) -> str:
     """Why a child ended before its answer was complete; a negative exit code is the number of a signal."""
     if exit_code is None or exit_code >= 0:
         raise RuntimeError(f"the reader process ended with exit code {exit_code}")
     name = signal.Signals(-exit_code).name
     if name == "SIGPROF":
-        return f"reading took more than {MAX_CPU_SECONDS:g} s of computing time, so the file is damaged; copy it again"
+        return f"reading took more than {MAX_CPU_SECONDS:g} s of CPU time, so the file is damaged; copy it again"
     if name in ("SIGKILL", "SIGTERM"):
-        return "reading did not end, or memory ran out; copy the file again"
+        return "reading did not finish, or memory ran out; copy the file again"
     return f"reading it crashed ({name}), so the file is damaged; copy it again"
 
 
@@ -129,12 +155,28 @@ def _extra_seconds(path: Path) -> float:
 # --- the child ----------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, of_parent: Connection | None, source: Source, features: str) -> None:
-    """Answer requests until the parent closes its end of the connection."""
+def _call(connection: Connection, function: Callable[[Path], Any], path: Path) -> None:
+    _ignore_signals_of_the_parent()
+    _limit_memory(path)
+    _limit_time(MAX_CPU_SECONDS + _extra_seconds(path))
+    answer: Any
+    try:
+        answer = function(path)
+    except UserError as error:
+        answer = error
+    connection.send(answer)
+
+
+def _ignore_signals_of_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the child
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, which a stuck read would never run
+
+
+def _serve(connection: Connection, of_parent: Connection | None, source: Source, features: str) -> None:
+    """Answer requests until the parent closes its end of the connection."""
+    _ignore_signals_of_the_parent()
     if of_parent is not None:
-        of_parent.close()  # inherited by the fork; while it is open here, the end of the parent is not noticed
+        of_parent.close()  # inherited by the fork; while it is open here, an exit of the parent is not detected
     try:
         while True:
             command, file = connection.recv()
@@ -163,13 +205,13 @@ def _answer(command: Command, file: SourceFile, source: Source, features: str) -
 
 
 def _limit_time(seconds: float | None) -> None:
-    """End the process by SIGPROF after this much computing time; a loop inside a library cannot be interrupted."""
+    """End the process by SIGPROF after this much CPU time; a loop inside a library cannot be interrupted."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)
 
 
 def _limit_memory(path: Path) -> None:
-    """Let larger allocations fail, where the system counts them."""
+    """Limit the address space, so that excessive allocations raise an error; only on systems with /proc."""
     try:
         import resource
 
@@ -177,6 +219,6 @@ def _limit_memory(path: Path) -> None:
     except (ImportError, OSError, ValueError):
         return
     size = path.stat().st_size if path.is_file() else 0
-    limit = pages * resource.getpagesize() + _MAX_BYTES + _BYTES_PER_BYTE * size
+    limit = pages * resource.getpagesize() + _MAX_BYTES + _MEMORY_FACTOR * size
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -165,7 +165,7 @@ def record_trial(
     """
     slow = _speech_drive(electrodes, positions, mode, signal)
     slow += _fluctuations(electrodes, len(slow), signal, rng)
-    # Anti-correlated from bin to bin, as refractoriness and bin edges make counts.
+    # Counts of neighbouring bins are anti-correlated, because of refractoriness and bin edges.
     burst = rng.standard_normal((len(slow) + 1, slow.shape[1]), dtype=np.float32)
     fast = _BURST_SD * (burst[1:] - burst[:-1])
     noise_variance = signal.shared**2 + signal.private**2 + 2 * _BURST_SD**2

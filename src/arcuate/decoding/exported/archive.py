@@ -95,7 +95,7 @@ def damaged(path: Path, problem: str) -> UserError:
 
 
 def is_export(path: str | Path) -> bool:
-    """Whether a path names an exported model, by its suffix or by how it begins; it is checked when it is opened."""
+    """Whether a path names an exported model, by its suffix or first bytes; it is validated when it is opened."""
     path = Path(path)
     if path.suffix == ".arcx":
         return not path.is_dir()

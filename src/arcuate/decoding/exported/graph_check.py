@@ -15,7 +15,7 @@ OPERATORS = frozenset(
     " LessOrEqual Log LogSoftmax MatMul MatMulInteger Max Min Mul Neg ReduceMean ReduceSum Relu Reshape ScatterElements"
     " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where"
     " Clip Conv Cos Elu Equal Gemm LeakyRelu Less Not Pow Reciprocal ReduceMax Sin Softplus Squeeze Unsqueeze".split()
-)  # the last line: of encoders from outside the package
+)  # the last line: used by third-party encoders
 _VERSIONS = range(17, 21)  # accepted versions of the operator set
 _MAX_NODES, _MAX_DIMENSIONS = 20_000, 8
 # Fields by number (onnx.proto), and the wire type of each: 0 varint, 2 bytes, 5 32 bits.
@@ -44,7 +44,7 @@ def check_graph(content: bytes, where: str) -> None:
 
 
 def _refuse(where: str, problem: str) -> NoReturn:
-    raise UserError(f"{where} is not a graph that arcuate runs: {problem}; export the model again")
+    raise UserError(f"{where} is not a supported ONNX graph: {problem}; export the model again")
 
 
 def _fields(data: memoryview, known: dict[int, int], where: str) -> Iterator[Field]:

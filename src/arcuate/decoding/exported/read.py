@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "arcuate-export", 1
 LANGUAGE_MODEL = "ngram.alm"
 LEXICON_WORDS = "lexicon.words.txt"
-SILENT_FRAME = "silent_frame.f32"  # encoder frame of silence for the transducer
+SILENT_FRAME = "silent_frame.f32"  # projected encoder frame of zeros: input of the internal LM
 SESSION_WEIGHTS, SESSION_BIASES = "session_weights.f32", "session_biases.f32"
 _MAX_METADATA = 2**24
 _MAX_STATE_BYTES = 2**28
@@ -64,6 +64,9 @@ class ExportedConfidence:
     accuracy: float
     accept_above: float
     calibrated_on: str
+    log_odds: tuple[float, ...] = ()  # empty: a file of an earlier version
+    session_weight: float = 0.0
+    session_words: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def open_export(path: str | Path) -> ExportedFile:
     except (ValueError, RecursionError):
         raise damaged(archive.path, "its metadata cannot be read") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise damaged(archive.path, "its metadata have another format")
+        raise damaged(archive.path, "its metadata have an unknown format")
     if metadata.get("version") != VERSION:
         raise UserError(f"{archive.path} has format version {metadata.get('version')!s:.20}; expected {VERSION}")
     layout = _parse_layout(metadata.get("model"), archive.path)
@@ -409,17 +412,27 @@ def _parse_confidence(tree: Any, path: Path) -> ExportedConfidence:
     values: dict[str, Any] = tree if isinstance(tree, dict) else {}
     n, on = values.get("hypotheses"), values.get("calibrated_on")
     shares: list[Any] = [values.get(name) for name in ("accuracy", "accept_above")]
+    quantiles = values.get("log_odds", [])
+    weight, n_words = values.get("session_weight", 0.0), values.get("session_words", 1.0)
     if (
         type(n) is not int
         or not 2 <= n <= 10_000
         or not isinstance(on, str)
         or len(on) > 200
         or not all(_is_number(share) and 0.0 <= share <= 1.0 for share in shares)
+        or not isinstance(quantiles, list)
+        or len(quantiles) > 1000
+        or not all(_is_number(value) and abs(value) <= 1e6 for value in quantiles)
+        or not (_is_number(weight) and 0.0 <= weight <= 10.0)
+        or not (_is_number(n_words) and 0.0 < n_words <= 1e6)
     ):
         raise damaged(path, "its calibration of confidences is invalid")
     word = _parse_logistic(values.get("word"), len(WORD_FEATURES), path)
     sentence = _parse_logistic(values.get("sentence"), len(SENTENCE_FEATURES), path)
-    return ExportedConfidence(n, word, sentence, float(shares[0]), float(shares[1]), on)
+    known = tuple(float(value) for value in quantiles)
+    return ExportedConfidence(
+        n, word, sentence, float(shares[0]), float(shares[1]), on, known, float(weight), float(n_words)
+    )
 
 
 def _parse_logistic(tree: Any, size: int, path: Path) -> ExportedLogistic:

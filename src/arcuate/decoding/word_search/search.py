@@ -262,7 +262,7 @@ def restore_state(search: WordSearch, beam: np.ndarray, rows: np.ndarray, n_fram
     """
     n_nodes, n_words, n_rows = len(search.tree.parents), len(search.words), len(rows)
     if beam.dtype != BEAM_ENTRY or rows.dtype != BACKPOINTER or beam.ndim != 1 or rows.ndim != 1:
-        raise ValueError("its beam has another layout")
+        raise ValueError("its beam has a different layout")
     limits = {
         "node": (0, n_nodes),
         "lm_state": (0, len(search.model.arrays.backoffs)),

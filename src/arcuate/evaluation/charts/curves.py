@@ -7,21 +7,20 @@ the series that a click on the legend hides.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, for_notebook, rounded
+from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, for_notebook, rounded, tooltips
 from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
 from arcuate.evaluation.charts.theme import SERIES, colour
+from arcuate.evaluation.metrics import run_rate_name
 from arcuate.run import RunLike, open_run
-
-if TYPE_CHECKING:
-    import altair as alt
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
 _LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
+_MARGIN = 1.02  # the axis ends after the last step, because zooming clips marks at its end
 MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 
@@ -34,6 +33,12 @@ class Curve:
     low: tuple[float | None, ...]
     high: tuple[float | None, ...]
     n_missing: int  # logged values that are not finite
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[float, float | None]]) -> "Curve":
+        """A curve through points that are shown as they are."""
+        steps, values = zip(*points, strict=True)
+        return cls(steps, values, values, values, 0)
 
     @property
     def values(self) -> list[float]:
@@ -91,8 +96,6 @@ class ValueAxis:
         return ".2%" if self.percent else ".4g"
 
     def encode(self, field: str) -> "alt.Y":
-        import altair as alt
-
         scale: dict[str, Any] = {"type": "log"} if self.log else {"zero": True}
         if self.domain is not None:
             scale |= {"domain": list(self.domain), "nice": False, "clamp": not self.log}
@@ -136,21 +139,18 @@ def line_chart(
 
     Lines of one name share its entry in the legend.
     """
-    import altair as alt
-
     rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
     end = last if last is not None else max((row["step"] for row in rows), default=1.0)
     styles = {line.name: line for line in lines}
-    series = alt.Color("series:N").scale(domain=list(styles), range=[colour(line.colour) for line in styles.values()])
+    colours = colours_by("series", {name: line.colour for name, line in styles.items()})
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_x("step", x_title, (0.0, max(float(end), 1.0))), color=series, detail="line:N")
+        .encode(x=_x("step", x_title, (0.0, _MARGIN * max(float(end), 1.0))), color=colours, detail="line:N")
     )
     drawn: list[Chart] = []
-    if any("low" in row for row in rows):
-        band = base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q")
-        drawn.append(band)
+    if with_band := any("low" in row for row in rows):
+        drawn.append(base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q"))
     dashes = alt.StrokeDash("series:N", legend=None).scale(
         domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
     )
@@ -162,16 +162,12 @@ def line_chart(
     if dots or any("lone" in row for row in rows):
         points = base if dots else base.transform_filter("datum.lone")
         drawn.append(points.mark_circle(size=60 if dots else 24, opacity=1, clip=True).encode(y=y.encode("value")))
-    tooltip = [
-        alt.Tooltip("series:N", title=tooltip_titles[0]),
-        alt.Tooltip("step:Q", title=x_title, format=","),
-        alt.Tooltip("value:Q", title=tooltip_titles[1], format=y.tooltip_format),
-        *(
-            [alt.Tooltip(f"{side}:Q", format=y.tooltip_format) for side in ("low", "high")]
-            if any("low" in row for row in rows)
-            else []
-        ),
-    ]
+    tooltip = tooltips(
+        ("series:N", tooltip_titles[0]),
+        ("step:Q", x_title, ","),
+        ("value:Q", tooltip_titles[1], y.tooltip_format),
+        *((f"{side}:Q", side, y.tooltip_format) for side in ("low", "high") if with_band),
+    )
     hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
     drawn += [*layers, hover.properties(name="hover")]
     full_title = title + (", logarithmic" if y.log else "")
@@ -179,8 +175,6 @@ def line_chart(
 
 
 def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
-    import altair as alt
-
     axis = alt.Axis(
         title=title,
         format="~s" if domain[1] >= 10_000 or domain[1] < 6 else ",d",
@@ -218,8 +212,6 @@ def _plain_step(step: float) -> float:
 
 def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart]:
     """A ring at the best error rate with its value."""
-    import altair as alt
-
     low = y.domain[0] if y.domain else 0.0
     row = {"step": _plain_step(step), "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
@@ -238,17 +230,13 @@ def haloed(base: Chart, **place: Any) -> list[Chart]:
 
 def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
     """A dashed horizontal line."""
-    import altair as alt
-
     data = alt.Data(values=[{"value": rounded(value), "name": name}])
     rule = alt.Chart(data).mark_rule(color=colour("ink"), strokeDash=[6, 4], strokeWidth=1.3)
-    return rule.encode(y=y.encode("value"), tooltip=[alt.Tooltip("name:N", title="limit")])
+    return rule.encode(y=y.encode("value"), tooltip=tooltips(("name:N", "limit")))
 
 
 def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
     """A labelled vertical line at each (step, event)."""
-    import altair as alt
-
     layers: list[Chart] = []
     for i, (step, event) in enumerate(marks):
         data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
@@ -265,8 +253,6 @@ def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
 
 def band_layers(grid: Sequence[float], mean: Sequence[float], half: Sequence[float], y: ValueAxis) -> list[Chart]:
     """A reference: a dashed mean over a band."""
-    import altair as alt
-
     floor = y.domain[0] if y.domain else 0.0
     ceiling = y.domain[1] if y.domain else math.inf
     clip = lambda value: rounded(min(max(float(value), floor), ceiling))
@@ -284,12 +270,12 @@ def band_layers(grid: Sequence[float], mean: Sequence[float], half: Sequence[flo
 GroupedRun = tuple[str, Sequence[Mapping[str, Any]]]  # group, rows of the log
 
 
-def overlaid_curves(runs: Sequence[GroupedRun]) -> list["alt.LayerChart"]:
+def overlaid_curves(runs: Sequence[GroupedRun], rate_name: str) -> list["alt.LayerChart"]:
     """Validation error rate and training loss of several runs over steps, runs of one group in one colour."""
     validation = [rows_by_step(r for r in log if r.get("split") != "train" and "per" in r) for _, log in runs]
     training = [rows_by_step(r for r in log if r.get("split") == "train") for _, log in runs]
     found = (
-        _overlaid(validation, "per", "Phoneme error rate on validation", runs),
+        _overlaid(validation, "per", f"{rate_name} on validation", runs),
         _overlaid(training, "loss", "Training loss", runs),
     )
     return [chart for chart in found if chart is not None]
@@ -312,7 +298,7 @@ def _overlaid(
         loss_axis(values) if quantity == "loss" else ValueAxis(percent=True),
         title=title,
         label=f"{title} over steps, {len(runs)} runs: {', '.join(styles)}",
-        tooltip_titles=("run", "PER" if quantity == "per" else "loss"),
+        tooltip_titles=("run", "error rate" if quantity == "per" else "loss"),
     )
 
 
@@ -325,7 +311,7 @@ def group_colours(groups: Sequence[str]) -> dict[str, tuple[str, bool]]:
 def plot_curves(*runs: RunLike) -> Any:
     """Validation error rate and training loss of one or more runs over steps as an Altair chart."""
     opened = [open_run(run) for run in runs]
-    charts = overlaid_curves([(run.name, run.metrics()) for run in opened])
+    charts = overlaid_curves([(run.name, run.metrics()) for run in opened], run_rate_name(*opened))
     if not charts:
         paths = ", ".join(str(run.path) for run in opened) or "an empty list of runs"
         raise UserError(f"{paths}: nothing to plot, the log has neither losses nor error rates yet")

@@ -7,18 +7,15 @@ parameters `hidden`, `session` and `phoneme` are set by the pages: hidden series
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, finish, rounded
+from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, rounded, tooltips
 from arcuate.evaluation.charts.curves import ValueAxis, haloed, limit_rule
 from arcuate.evaluation.charts.formats import interval, percent
 from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.charts.theme import colour
-
-if TYPE_CHECKING:
-    import altair as alt
 
 _FAINT = 0.15  # opacity of items that are not highlighted
 
@@ -46,8 +43,6 @@ def session_chart(
 
     Rates of several series are joined by lines.
     """
-    import altair as alt
-
     sessions = list(dict.fromkeys(rate.session for rate in rates))
     rows = [
         {
@@ -58,33 +53,27 @@ def session_chart(
         for r in rates
     ]  # fmt: skip
     y = ValueAxis(percent=True)
-    short = [names[session] for session in sessions]
-    rotated = len(short) * max(map(len, short), default=1) > 90
-    axis = alt.Axis(
-        title=None, labelAngle=-45 if rotated else 0, labelOverlap="greedy" if not rotated else True, labelLimit=110
-    )
     series = list(dict.fromkeys(r.series for r in rates))
-    scale = alt.Color("series:N").scale(
-        domain=series, range=[colour("train"), colour("blue")] if len(series) > 1 else [colour("blue")]
-    )
+    scale = colours_by("series", dict(zip(series, ("train", "blue") if len(series) > 1 else ("blue",), strict=False)))
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=alt.X("name:N", sort=None).scale(domain=short, padding=0.5).axis(axis), color=scale)
+        .encode(x=_names_axis([names[session] for session in sessions], padding=0.5), color=scale)
     )
-    tooltip = [
-        alt.Tooltip("session:N", title="session"),
-        alt.Tooltip("rate:Q", title="error rate", format=".2%"),
-        *([alt.Tooltip("interval:N", title="95 % interval")] if any(r.low is not None for r in rates) else []),
-        *([alt.Tooltip("series:N", title="series")] if len(series) > 1 else []),
-        *([alt.Tooltip("note:N", title="trials")] if any(r.note for r in rates) else []),
-    ]
+    with_interval = any(r.low is not None for r in rates)
+    tooltip = tooltips(
+        ("session:N", "session"),
+        ("rate:Q", "error rate", ".2%"),
+        *([("interval:N", "95 % interval")] if with_interval else []),
+        *([("series:N", "series")] if len(series) > 1 else []),
+        *([("note:N", "trials")] if any(r.note for r in rates) else []),
+    )
     layers: list[Chart] = []
     if overall is not None:
         layers.append(limit_rule(overall, y, f"all trials, {percent(overall)}"))
     if len(series) > 1:
         layers.append(base.mark_line(strokeWidth=2).encode(y=y.encode("rate")))
-    if any(r.low is not None for r in rates):
+    if with_interval:
         layers.append(
             base.mark_rule(strokeWidth=2).encode(y=y.encode("low"), y2="high:Q", opacity=_highlight("session", 0.45))
         )
@@ -99,10 +88,15 @@ def session_chart(
     return finish(chart, title, label, HEIGHT, hidden=[], session="")
 
 
+def _names_axis(names: Sequence[str], padding: float) -> "alt.X":
+    """Names side by side; long ones are rotated."""
+    rotated = len(names) * max(map(len, names), default=1) > 90
+    axis = alt.Axis(title=None, labelAngle=-45 if rotated else 0, labelOverlap=True, labelLimit=110)
+    return alt.X("name:N", sort=None).scale(domain=list(names), padding=padding).axis(axis)
+
+
 def _highlight(parameter: str, opacity: float = 1.0) -> Any:
     """Opacity that highlights the item under the pointer, in this chart and linked ones."""
-    import altair as alt
-
     test = f"{parameter} === '' || datum.{parameter} === {parameter}"
     return alt.condition(test, alt.value(opacity), alt.value(_FAINT))
 
@@ -135,8 +129,6 @@ def matrix_chart(
     top: bool = True,
 ) -> Chart:
     """Cells with tooltips; blank names in `rows` and `columns` are gaps. `highlight` links rows with other charts."""
-    import altair as alt
-
     data = [
         {"row": c.row, "column": c.column, "colour": colour(c.colour), "opacity": round(c.opacity, 3), "text": c.text}
         | ({highlight: c.row} if highlight else {})
@@ -163,11 +155,7 @@ def matrix_chart(
             y=alt.Y("row:N").scale(domain=list(rows), padding=0).axis(y_axis),
             color=alt.Color("colour:N", scale=None, legend=None),
             fillOpacity=alt.FillOpacity("opacity:Q", scale=None, legend=None),
-            tooltip=[
-                alt.Tooltip("row:N", title=row_title),
-                alt.Tooltip("column:N", title=column_title),
-                alt.Tooltip("text:N", title=" "),
-            ],
+            tooltip=tooltips(("row:N", row_title), ("column:N", column_title), ("text:N", " ")),
         )
     )
     if highlight:
@@ -178,8 +166,6 @@ def matrix_chart(
 
 def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: Mapping[str, str]) -> Chart:
     """Stacked rates by `key`; rows have the key, `kind`, `rate` and `text`, and `kinds` gives the colours."""
-    import altair as alt
-
     names = list(dict.fromkeys(row[key] for row in rows))
     axis = alt.Axis(title=None, labelAngle=-90, labelFontSize=11, labelOverlap=True)
     chart = (
@@ -189,29 +175,26 @@ def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: M
         .encode(
             x=alt.X(f"{key}:N").scale(domain=names, padding=0.25).axis(axis),
             y=ValueAxis(percent=True).encode("rate"),
-            color=alt.Color("kind:N").scale(domain=list(kinds), range=[colour(c) for c in kinds.values()]),
+            color=colours_by("kind", kinds),
             opacity=_highlight(key),
-            tooltip=[
-                alt.Tooltip(f"{key}:N"),
-                alt.Tooltip("kind:N"),
-                alt.Tooltip("rate:Q", format=".2%"),
-                alt.Tooltip("text:N", title="count"),
-            ],
+            tooltip=tooltips((f"{key}:N", key), ("kind:N", "kind"), ("rate:Q", "rate", ".2%"), ("text:N", "count")),
         )
     )
     return finish(chart, title, label, 200, **{"hidden": [], key: ""})
 
 
-def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str]) -> Chart:
+def scatter_chart(
+    rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str], rate_name: str
+) -> Chart:
     """Points with `value`, `per`, `state`, `number` and `text`; text values are categories, wide ranges logarithmic."""
-    import altair as alt
-
     values = [row["value"] for row in rows]
     numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
     wide = numeric and min(values) > 0 and max(values) / min(values) > 30
     axis = alt.Axis(title=x_title, labelOverlap=True, tickCount=6)
     if all(isinstance(v, int) for v in values):
         axis.tickMinStep = 1
+    if wide and min(values) < 1e-3:
+        axis.format = "~e"
     x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
     if numeric:
         x = x.scale(type="log") if wide else x.scale(zero=False)
@@ -222,13 +205,10 @@ def scatter_chart(rows: Sequence[Row], *, title: str, x_title: str, colours: Map
         .encode(
             x=x,
             y=ValueAxis(percent=True).encode("per"),
-            color=alt.Color("state:N").scale(domain=list(colours), range=[colour(c) for c in colours.values()]),
-            tooltip=[
-                alt.Tooltip("number:Q", title="trial"),
-                alt.Tooltip("per:Q", title="PER", format=".2%"),
-                alt.Tooltip("state:N"),
-                alt.Tooltip("text:N", title="settings"),
-            ],
+            color=colours_by("state", colours),
+            tooltip=tooltips(
+                ("number:Q", "trial"), ("per:Q", rate_name, ".2%"), ("state:N", "state"), ("text:N", "settings")
+            ),
         )
     )
     return finish(chart, title, title, HEIGHT, hidden=[])
@@ -238,15 +218,9 @@ def image_chart(
     values: np.ndarray, columns: Sequence[str], *, title: str, label: str, y_title: str, height: int
 ) -> "alt.LayerChart":
     """An array (rows, columns) of values from 0 to 1 as one image over named columns."""
-    import altair as alt
-
     n_rows = values.shape[0]
-    rotated = len(columns) * max(map(len, columns), default=1) > 90
-    axis = alt.Axis(title=None, labelAngle=-45 if rotated else 0, labelOverlap=True, labelLimit=110)
     names = alt.Chart(alt.Data(values=[{"name": name} for name in columns])).mark_rect(opacity=0)
-    frame = names.encode(
-        x=alt.X("name:N", sort=None).scale(domain=list(columns), padding=0).axis(axis), tooltip=["name:N"]
-    )
+    frame = names.encode(x=_names_axis(columns, padding=0), tooltip=tooltips(("name:N", "session")))
     y_axis = alt.Axis(title=y_title, grid=False, tickCount=6, format="d")
     y = alt.Y("row:Q").scale(domain=[0, n_rows], nice=False, reverse=True).axis(y_axis)
     size: dict[str, Any] = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
@@ -261,7 +235,7 @@ def image_chart(
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One difference in PER with its confidence interval; positive is worse."""
+    """One difference in error rate with its confidence interval; positive is worse."""
 
     name: str
     estimate: float
@@ -270,10 +244,8 @@ class ForestRow:
     significant: bool
 
 
-def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.LayerChart":
+def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str, rate_name: str) -> "alt.LayerChart":
     """Each difference as a dot on its interval; filled if significant, coloured by its direction."""
-    import altair as alt
-
     data: list[Row] = []
     for row in rows:
         shown: Row = {"name": row.name, "estimate": 100 * row.estimate, "low": 100 * row.low, "high": 100 * row.high}
@@ -281,22 +253,24 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
         verdict = direction if row.significant else "not significant"
         text = f"{_signed(shown['estimate'])} ({_signed(shown['low'])} to {_signed(shown['high'])})"
         data.append({**shown, "verdict": verdict, "text": text, "fill": row.significant})
-    kinds = {"better": "teal", "worse": "orange", "not significant": "quiet"}
-    scale = alt.Color("verdict:N").scale(domain=list(kinds), range=[colour(c) for c in kinds.values()])
+    scale = colours_by("verdict", {"better": "teal", "worse": "orange", "not significant": "quiet"})
     bounds = [0.0, *(v for row in data for v in (row["low"], row["high"]))]
     margin = 0.06 * (max(bounds) - min(bounds)) or 1.0
     domain = [min(bounds) - margin, max(bounds) + margin]
-    names = [row.name for row in rows]
-    x = (
-        alt.X("estimate:Q")
-        .scale(domain=domain, nice=False)
-        .axis(alt.Axis(title="← better   points of PER   worse →", format="+~r", tickCount=6, titleAnchor="middle"))
+    names, points = [row.name for row in rows], f"points of {rate_name}"
+    axis = alt.Axis(
+        title=f"← better\u2003{points}\u2003worse →",
+        titleAnchor="middle",
+        format="+~r",
+        labelExpr="datum.value === 0 ? '0' : datum.label",  # not +0
+        tickCount=6,
     )
+    x = alt.X("estimate:Q").scale(domain=domain, nice=False).axis(axis)
     y = alt.Y("name:N", sort=None).scale(domain=names).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150, orient="left")
     )  # fmt: skip
     base = alt.Chart(alt.Data(values=data)).encode(y=y, color=scale)
-    tooltip = [alt.Tooltip("name:N", title=" "), alt.Tooltip("text:N", title="points of PER"), alt.Tooltip("verdict:N")]
+    tooltip = tooltips(("name:N", " "), ("text:N", points), ("verdict:N", "verdict"))
     layers: list[Chart] = [
         alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=colour("ink"), strokeWidth=1.2).encode(x="x:Q"),
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q"),
@@ -304,7 +278,11 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str) -> "alt.L
             x=x, fill=alt.condition("datum.fill", scale, alt.value(colour("paper"))), tooltip=tooltip
         ),
     ]
-    for side, first, last in (("left", 0.0, 0.25), ("center", 0.25, 0.75), ("right", 0.75, 1.01)):  # stay inside
+    for side, first, last in (
+        ("left", 0.0, 0.25),
+        ("center", 0.25, 0.75),
+        ("right", 0.75, 1.01),
+    ):  # keep labels inside the chart
         placed = [r for r in data if first <= (r["estimate"] - domain[0]) / (domain[1] - domain[0]) < last]
         if placed:
             texts = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
@@ -318,23 +296,23 @@ def _signed(value: float) -> str:
     return (f"+{shown}" if value > 0 and shown != "0" else shown).replace("-", "−")
 
 
-def dot_chart(groups: Sequence[tuple[str, Sequence[float]]], *, title: str, label: str) -> "alt.LayerChart":
+def dot_chart(
+    groups: Sequence[tuple[str, Sequence[float]]], *, title: str, label: str, rate_name: str
+) -> "alt.LayerChart":
     """Error rates: a dot for each run, a bar at the mean of its group."""
-    import altair as alt
-
     rows = [{"name": name, "rate": rounded(v)} for name, values in groups for v in values]
     means = [{"name": name, "mean": sum(values) / len(values)} for name, values in groups]
     y = alt.Y("name:N", sort=None).scale(domain=[name for name, _ in groups]).axis(
         alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150)
     )  # fmt: skip
-    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title="PER", format="~%", tickCount=6))
+    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title=rate_name, format="~%", tickCount=6))
     dots = alt.Chart(alt.Data(values=rows)).mark_circle(size=75, opacity=0.75, color=colour("blue"))
     bars = alt.Chart(alt.Data(values=means)).mark_tick(thickness=2.4, size=20, color=colour("ink"))
     text = alt.Chart(alt.Data(values=means)).mark_text(dy=-15, fontSize=11.5, color=colour("ink"))
     mean = alt.X("mean:Q")
     layers: list[Chart] = [
-        dots.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("rate:Q", title="PER", format=".2%")]),
-        bars.encode(x=mean, y=y, tooltip=["name:N", alt.Tooltip("mean:Q", title="mean PER", format=".2%")]),
+        dots.encode(x=x, y=y, tooltip=tooltips(("name:N", "run"), ("rate:Q", rate_name, ".2%"))),
+        bars.encode(x=mean, y=y, tooltip=tooltips(("name:N", "run"), ("mean:Q", f"mean {rate_name}", ".2%"))),
         text.encode(x=mean, y=y, text=alt.Text("mean:Q", format=".1%")),
     ]
     return finish(alt.layer(*layers), title, label, 40 * len(groups) + 10)

@@ -60,6 +60,12 @@ class Diagnosis:
         return self.log.store if self.log else None
 
     @property
+    def error_name(self) -> str:
+        """What the error rates are: PER, or CER of characters, or WER if the log has no other."""
+        logs = [run.log for run in (self, *self.runs) if run.log]
+        return logs[0].error_name if logs else "PER"
+
+    @property
     def since(self) -> str:
         """`since_step` in words."""
         if self.since_step is None:

@@ -13,7 +13,7 @@ from arcuate.evaluation.charts.formats import count, finite_number, percent
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.insight.doctor.recipe_checks import Cause
 from arcuate.insight.doctor.training_log import Series
-from arcuate.insight.overlay import any_simulated
+from arcuate.insight.overlay import any_simulated, line_figure
 from arcuate.insight.render import Figure, LegendEntry, make_figure, render
 from arcuate.run import Run
 
@@ -55,7 +55,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         simulated=any_simulated(Run(run.log.run_path) for run in runs if run.log and run.log.run_path),
         diagnosis=diagnosis,
         tone=tone,
-        lead=f"{first[:1].upper()}{first[1:]}.",
+        error_name=diagnosis.error_name,
+        lead=first,
         advice=_advice(diagnosis),
         sections=[_section(run) for run in runs[:_MAX_RUNS]],
         n_more=max(len(runs) - _MAX_RUNS, 0),
@@ -169,17 +170,16 @@ def _loss_figure(run: Diagnosis) -> Figure | None:
         return None
     last, unit = max(float(series.steps[-1]) for series, _, _ in shown), shown[0][0].unit
     n_missing = len(log.train_loss.non_finite_steps) + len(log.val_loss.non_finite_steps)
-    chart = curves.line_chart(
+    return line_figure(
         [Line(name, colour, _curve(series)) for series, colour, name in shown],
         ValueAxis(log=True, domain=curves.log_domain(values)),
+        caption=f"{n_missing:,} non-finite values are not shown." if n_missing else None,
         title="Loss",
         label="Loss, logarithmic",
         x_title=unit,
         last=last,
         layers=curves.step_marks(_marks(run), last) if run.unit == unit else [],
     )
-    caption = f"{n_missing:,} non-finite values are not shown." if n_missing else None
-    return make_figure(chart, caption=caption, legend=[LegendEntry(n, c, "line", n) for _, c, n in shown])
 
 
 def _learning_rate_figure(run: Diagnosis) -> Figure | None:

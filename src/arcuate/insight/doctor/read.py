@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.config import to_tree
+from arcuate.data.alphabet import error_rate_name, recorded_classes
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
 from arcuate.files import read_json
@@ -373,6 +374,7 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None) -> TrainingL
     return replace(
         log,
         is_arcuate=True,
+        error_name=error_rate_name(recorded_classes(environment)) if log.error_name == "PER" else log.error_name,
         settings=_flat_settings(recipe) if recipe else {},
         scheduled_lr=_scheduled_lr(recipe, log.lr) if recipe else Series(),
         parent=parent,

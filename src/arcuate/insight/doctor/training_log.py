@@ -67,7 +67,7 @@ class TrainingLog:
     update_ratio: Series = Series()  # norm of an update / norm of the weights (arcuate runs)
     grad_norm_max: Series = Series()  # largest norm of each logging interval (arcuate runs)
     scheduled_lr: Series = Series()  # learning rate of the recipe's schedule at the steps of `lr`
-    error_name: str = "PER"  # what `per` contains; WER if no phoneme error rate was logged
+    error_name: str = "PER"  # what `per` contains; WER if nothing else was logged
     dataset: str | None = None  # stated by the file
     dataset_because: str = ""
     planned: int | None = None

@@ -1,5 +1,6 @@
 """Confidence of decoded words in the report: reliability diagram, and errors against coverage."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,22 @@ from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
 
 _Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class _Bin:
+    confidence: float  # mean
+    accuracy: float
+    n: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the accuracy (Wilson 1927)."""
+        z2 = 1.96**2
+        centre = (self.accuracy + z2 / (2 * self.n)) / (1 + z2 / self.n)
+        spread = math.sqrt(z2 * (self.accuracy * (1 - self.accuracy) / self.n + z2 / (4 * self.n**2)))
+        half = spread / (1 + z2 / self.n)
+        return max(0.0, centre - half), min(1.0, centre + half)
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,7 @@ def confidence_section(data: RunData) -> ConfidenceSection | None:
         return None
     words = measured["words"]
     ece, auroc, n = (finite_number(words.get(name)) for name in ("ece", "auroc", "n"))
-    reliability, risk = _reliability_points(words.get("bins")), _pairs(words.get("risk_coverage"))
+    reliability, risk = _reliability_bins(words.get("bins")), _pairs(words.get("risk_coverage"))
     if ece is None or n is None or not reliability:
         return None
     ranking = (
@@ -49,22 +66,28 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
     return f"{percent(share)} of the words are accepted, {percent(accuracy)} of them correct; target {percent(target)}."
 
 
-def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
+def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
     share = ValueAxis(percent=True, domain=(0.0, 1.0))
-    diagonal = Line("perfect calibration", "ink", _curve([(0.0, 0.0), (100.0, 1.0)]), dash=True)
-    found = Line("words", "blue", _curve([(100 * x, y) for x, y in reliability]))
+    diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
+    low, high = zip(*(b.interval for b in reliability), strict=True)
+    steps, accuracy = tuple(100 * b.confidence for b in reliability), tuple(b.accuracy for b in reliability)
+    found = Line("words", "blue", Curve(steps, accuracy, low, high, 0))
     chart = curves.line_chart(
         [diagonal, found],
         share,
         title="Accuracy of words by confidence",
-        label="Reliability diagram: " + ", ".join(f"{x:.0%} confidence {y:.0%} correct" for x, y in reliability),
+        label="Reliability diagram: "
+        + ", ".join(f"{b.confidence:.0%} confidence {b.accuracy:.0%} correct" for b in reliability),
         x_title="confidence, %",
         dots=True,
     )
-    legend = [LegendEntry("words in ten bins", "blue", "dot"), LegendEntry("perfect calibration", "ink", "limit")]
+    legend = [
+        LegendEntry("words in ten bins, 95\u202f% interval", "blue", "dot"),
+        LegendEntry("perfect calibration", "ink", "limit"),
+    ]
     figures = [make_figure(chart, caption="Below the dashed line, confidences are too high.", legend=legend)]
     if risk:
-        line = Line("wrong words", "orange", _curve([(100 * x, y) for x, y in risk]))
+        line = Line("wrong words", "orange", Curve.through((100 * x, y) for x, y in risk))
         chart = curves.line_chart(
             [line],
             ValueAxis(percent=True),
@@ -76,20 +99,16 @@ def _figures(reliability: _Points, risk: _Points) -> list[Figure]:
     return figures
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    values = tuple(y for _, y in points)
-    return Curve(tuple(x for x, _ in points), values, values, values, 0)
-
-
-def _reliability_points(bins: Any) -> _Points:
-    """Mean confidence and accuracy of the bins with words; [] for anything else a file may contain."""
-    points: _Points = []
+def _reliability_bins(bins: Any) -> list[_Bin]:
+    """The bins with words; [] for anything else a file may contain."""
+    found: list[_Bin] = []
     for row in bins if isinstance(bins, list) else ():
-        if isinstance(row, Mapping) and finite_int(row.get("n")):
+        n = finite_int(row.get("n")) if isinstance(row, Mapping) else None
+        if n is not None and n > 0:
             confidence, accuracy = finite_number(row.get("confidence")), finite_number(row.get("accuracy"))
-            if confidence is not None and accuracy is not None:
-                points.append((confidence, accuracy))
-    return points
+            if confidence is not None and accuracy is not None and 0.0 <= accuracy <= 1.0:
+                found.append(_Bin(confidence, accuracy, n))
+    return found
 
 
 def _pairs(curve: Any) -> _Points:

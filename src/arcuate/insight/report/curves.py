@@ -8,6 +8,7 @@ from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
 from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.files import read_json
+from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import RunData
 from arcuate.progress import counted
@@ -121,9 +122,8 @@ def _figure(
     shown = [line for line in lines if line.curve.values]
     n_missing = sum(line.curve.n_missing for line in lines)
     caption = f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
-    chart = curves.line_chart(shown, y, title=title, label=label, last=_last(data), layers=layers)
-    legend = [LegendEntry(line.name, line.colour, "line", line.name) for line in shown]
-    return make_figure(chart, caption=caption, legend=[*legend, *entries])
+    options = {"title": title, "label": label, "last": _last(data), "layers": layers}
+    return line_figure(shown, y, entries=entries, caption=caption, **options)
 
 
 # Calibration curve: error rate against the number of calibration sentences.

@@ -83,7 +83,7 @@ def report_page(data: RunData) -> str:
     words = sentences_section(data) if data.words is not None else None
     confidence, robustness = confidence_section(data), robustness_section(data)
     published = _published(data)
-    tiles = _rate_tile(data), _word_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
+    tiles = _rate_tile(data), _word_tile(data), _speed_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
         title=f"{data.run.name} · arcuate report",
@@ -151,7 +151,7 @@ def _published(data: RunData) -> list[tuple[str, ...]]:
     found = published_results(lookup(data.environment, "data.layout"), data.simulated)
     if not found:
         return []
-    own = [("PER", data.results.rate, data.results.split)] if data.results is not None else []
+    own = [(data.short_rate_name, data.results.rate, data.results.split)] if data.results is not None else []
     if data.words is not None:
         own.append(("WER", data.words.rate, data.words.split))
     rows: list[tuple[str, ...]] = [
@@ -278,9 +278,7 @@ def _word_tile(data: RunData) -> Tile | None:
     words = data.words
     if words and words.rate is not None:
         bounds = [interval(words.interval)] if words.interval else []
-        speed = finite_number(lookup(words.summary, "rate.words_per_minute"))
-        pace = [] if speed is None else [f"{speed:.0f} words per minute"]
-        return Tile("Word error rate", percent(words.rate), (*bounds, split_name(words.split), *pace))
+        return Tile("Word error rate", percent(words.rate), (*bounds, split_name(words.split)))
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()
@@ -291,6 +289,26 @@ def _word_tile(data: RunData) -> Tile | None:
         return None
     rate, step, split = min(rates)
     return Tile("Best word error rate in the log", percent(rate), (f"{split_name(split)}, step {step:,}",))
+
+
+def _speed_tile(data: RunData) -> Tile | None:
+    """Words per minute and bits per second, of decoded words or else of phonemes, and the delay of the model."""
+    symbols = f"{data.unit}s"
+    rate = data.results.summary.get("rate") if data.results else None
+    if data.words and finite_number(lookup(data.words.summary, "rate.words_per_minute")) is not None:
+        symbols, rate = "words", data.words.summary["rate"]
+    speed = finite_number(lookup(rate, "words_per_minute"))
+    if speed is None:
+        return None
+    correct = finite_number(lookup(rate, "correct_words_per_minute"))
+    bits = finite_number(lookup(rate, "bits_per_second"))
+    delay = finite_number(data.results.summary.get("delay_ms")) if data.results else None
+    remarks = (
+        None if correct is None else f"{correct:.0f} of them correct",
+        None if bits is None else f"{bits:.1f} bits per second from {symbols}",
+        None if delay is None else f"delay {delay:.0f}\u202fms",
+    )
+    return Tile("Words per minute", f"{speed:.0f}", remarks)
 
 
 def _steps_tile(data: RunData) -> Tile:

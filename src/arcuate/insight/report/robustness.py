@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
 from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
 from arcuate.files import read_json
-from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.overlay import line_figure
+from arcuate.insight.render import Figure
 from arcuate.insight.report.run_data import RunData
 
 _SHOWN = (("undefended", "orange"), ("all defences", "blue"))
+_DESCRIBED = {"undefended": "undefended", "all defences": "with all defences"}
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,26 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
     sets = [(name, colour, rates) for name, colour in _SHOWN if (rates := _by_severity(kinds, name, clean))]
     if not sets or not isinstance(mce, Mapping):
         return None
-    means = ", ".join(f"{percent(mce.get(name))} {name}" for name, _, _ in sets)
+    means = ", ".join(f"{percent(mce.get(name))} {_DESCRIBED[name]}" for name, _, _ in sets)
     lead = (
         f"Mean corruption error over {len(kinds)} kinds of corrupted input: {means}; {percent(clean)} on clean input."
     )
-    lines = [Line(name, colour, _curve(rates)) for name, colour, rates in sets]
+    lines = [Line(name, colour, Curve.through(rates)) for name, colour, rates in sets]
     label = "; ".join(f"{name} from {rates[0][1]:.1%} to {rates[-1][1]:.1%}" for name, _, rates in sets)
-    chart = curves.line_chart(
-        lines, ValueAxis(percent=True), title="PER by severity", label=label, x_title="severity, 0 = clean", dots=True
-    )
-    legend = [LegendEntry(name, colour, "line", name) for name, colour, _ in sets]
     n_trials = finite_int(found.get("n_trials"))
     caption = None if n_trials is None else f"Mean over the kinds, on {n_trials:,} trials."
     rows = tuple(
         (str(kind.get("name")), *(percent(_mean(kind["per"].get(name))) for name, _, _ in sets)) for kind in kinds
     )
-    figure = make_figure(chart, caption=caption, legend=legend)
+    figure = line_figure(
+        lines,
+        ValueAxis(percent=True),
+        caption=caption,
+        title=f"{data.short_rate_name} by severity",
+        label=label,
+        x_title="severity, 0 = clean",
+        dots=True,
+    )
     return RobustnessSection(lead, figure, ("corruption", *(name for name, _, _ in sets)), rows)
 
 
@@ -68,8 +73,3 @@ def _by_severity(kinds: list[Any], name: str, clean: float | None) -> list[tuple
     if not n or clean is None or any(len(row) != n for row in table):
         return []
     return [(0.0, clean), *((float(s + 1), sum(row[s] for row in table) / len(table)) for s in range(n))]
-
-
-def _curve(points: list[tuple[float, float]]) -> Curve:
-    values = tuple(y for _, y in points)
-    return Curve(tuple(x for x, _ in points), values, values, values, 0)

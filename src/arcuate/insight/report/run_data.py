@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.config import parse_yaml, to_tree
-from arcuate.data.alphabet import CLASSES, check_alphabet, token_unit
+from arcuate.data.alphabet import error_rate_name, recorded_classes, token_unit
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.curves import rows_by_step
 from arcuate.evaluation.charts.formats import finite_int, finite_number
@@ -131,12 +131,8 @@ class RunData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The alphabet of the model; runs of earlier versions do not name it and have phonemes."""
-        names = lookup(self.environment, "data.classes")
-        try:
-            return check_alphabet(names) if isinstance(names, list) else CLASSES
-        except (ValueError, TypeError, AttributeError):
-            return CLASSES
+        """The alphabet of the model."""
+        return recorded_classes(self.environment)
 
     @property
     def unit(self) -> str:
@@ -146,6 +142,10 @@ class RunData:
     @property
     def rate_name(self) -> str:
         return f"{self.unit.capitalize()} error rate"
+
+    @property
+    def short_rate_name(self) -> str:
+        return error_rate_name(self.classes)
 
     @property
     def sessions(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode, token_groups
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
-from arcuate.evaluation.charts.base import Chart, Row
+from arcuate.evaluation.charts.base import Chart, Row, alt, tooltips
 from arcuate.evaluation.charts.formats import finite_int, percent
 from arcuate.evaluation.charts.images import png, pool
 from arcuate.evaluation.charts.theme import MONO, colour
@@ -65,21 +65,19 @@ def _trial_figure(example: Example, decoding: Decoding | None, stride: int, clas
 
 def trial_chart(example: Example, decoding: Decoding | None, stride: int, classes: Sequence[str] = CLASSES) -> Chart:
     """All rows of the trial over one time axis; vertical positions are pixels."""
-    import altair as alt
-
     n_bins, n_frames = len(example.bins), len(example.log_probs)
     decoded = token_spans(np.nan_to_num(example.log_probs, nan=-np.inf))
     width = int(min(max(1020, 19 * len(decoded)), 4000))
     seconds = max(n_bins, n_frames * stride) * BIN_SECONDS
     at = lambda frame: frame * stride * BIN_SECONDS
     pixel = lambda frame: at(frame) / seconds * width
-    grounds: list[Row] = []
+    backgrounds: list[Row] = []
     images: list[tuple[str, float, float, float]] = []  # address, top, width, height
     names: list[Row] = []
     y = 8.0
     for title, values in _panels(example.bins):
         height = float(min(max(values.shape[1] * 3, 36), 200))
-        grounds.append({"top": y, "bottom": y + height})
+        backgrounds.append({"top": y, "bottom": y + height})
         names.append({"y": y + height / 2, "text": title, "size": 12})
         images.append((png(intensity(values)), y, n_bins * BIN_SECONDS / seconds * width, height))
         y += height + 8
@@ -96,9 +94,9 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
     order = _class_order(example.log_probs.shape[1], classes)
     probabilities = np.exp(np.minimum(np.nan_to_num(example.log_probs, nan=-np.inf), 0.0))
     height = float(_ROW * len(order))
-    grounds.append({"top": y, "bottom": y + height})
+    backgrounds.append({"top": y, "bottom": y + height})
     names += _class_names(order, y, classes)
-    threads = [{"time": at(_centre(s)), "top": y - 4, "bottom": y + _ROW * order.index(s.token)} for s in decoded]
+    connectors = [{"time": at(_centre(s)), "top": y - 4, "bottom": y + _ROW * order.index(s.token)} for s in decoded]
     image = pool(probabilities, _MAX_COLUMNS, max(len(classes), 41) * 8)[:, order].T  # (V, F)
     images.append((png(image), y, pixel(n_frames), height))
     total = y + height + 4
@@ -109,11 +107,11 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
     time = alt.X("time:Q").scale(domain=[0, seconds], nice=False).axis(alt.Axis(title="seconds", tickCount=10))
     text = alt.Chart(alt.Data(values=names)).mark_text(align="right", baseline="middle")
     layers: list[Chart] = [
-        alt.Chart(alt.Data(values=grounds))
+        alt.Chart(alt.Data(values=backgrounds))
         .mark_rect(color=colour("ground"))
         .encode(x=alt.value(0), x2=alt.value(width), y=pixels("top"), y2="bottom:Q"),
         text.encode(x=alt.value(-8), y=pixels("y"), text="text:N", size=alt.Size("size:Q", scale=None, legend=None)),
-        alt.Chart(alt.Data(values=threads))
+        alt.Chart(alt.Data(values=connectors))
         .mark_rule(color=colour("quiet"), strokeWidth=0.8, opacity=0.45)
         .encode(x=time, y=pixels("top"), y2="bottom:Q"),
         *(_image_layer(*image, pixels) for image in images),
@@ -125,7 +123,7 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
             text="text:N",
             color=alt.Color("colour:N", scale=None, legend=None),
             opacity=alt.condition("phoneme === '' || datum.phoneme === phoneme", alt.value(1), alt.value(0.25)),
-            tooltip=[alt.Tooltip("title:N", title=" "), alt.Tooltip("time:Q", title="seconds", format=".2f")],
+            tooltip=tooltips(("title:N", " "), ("time:Q", "seconds", ".2f")),
         ),
     ]
     title = f"“{decoding.text}”" if decoding and decoding.text else example.trial
@@ -136,8 +134,6 @@ def trial_chart(example: Example, decoding: Decoding | None, stride: int, classe
 
 
 def _image_layer(url: str, top: float, width: float, height: float, pixels: Callable[[str], Any]) -> Chart:
-    import altair as alt
-
     data = alt.Data(values=[{"url": url, "y": top}])
     mark = alt.Chart(data).mark_image(
         aspect=False, align="left", baseline="top", smooth=False, width=width, height=height

@@ -24,7 +24,7 @@
 
   const tone = (verdict) => (verdict === "healthy" ? "good" : ["unfinished", "too_short", "restarted", "calibrated"].includes(verdict) ? "mild" : verdict ? "bad" : "");
 
-  const sparkline = (curve) => {
+  const sparkline = (curve, name) => {
     const space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
     svg.setAttribute("class", "spark");
@@ -38,7 +38,7 @@
     const [x, y] = at(curve[curve.length - 1]);
     for (const [key, value] of [["cx", x], ["cy", y], ["r", 2.4]]) dot.setAttribute(key, value);
     const title = document.createElementNS(space, "title");
-    title.textContent = `PER ${percent(curve[0][1])} at step ${count(curve[0][0])} to ${percent(curve[curve.length - 1][1])} at step ${count(last)}`;
+    title.textContent = `${name} ${percent(curve[0][1])} at step ${count(curve[0][0])} to ${percent(curve[curve.length - 1][1])} at step ${count(last)}`;
     svg.append(path, dot, title);
     return svg;
   };
@@ -58,6 +58,8 @@
     const text = [row.name, row.verdict, row.state, row.target, row.purpose, row.parent, ...row.changes].join(" ").toLowerCase();
     return state.filter.toLowerCase().split(/\s+/).every((word) => text.includes(word));
   };
+
+  const mixed = () => rows.some((row) => row.rate_name !== rows[0].rate_name);
 
   const compareRows = (a, b) => {
     const [x, y] = [a[state.sort], b[state.sort]];
@@ -82,7 +84,7 @@
     verdict.append(element("span", row.verdict.replaceAll("_", " ") || (row.complete ? "–" : "…"), { class: tone(row.verdict) }));
     if (row.state && row.state !== "finished") verdict.append(element("span", row.state, { class: `state ${row.state === "training" ? "training" : ""}` }));
     if (row.problems.length) verdict.append(element("span", row.problems.join("; "), { class: "state" }));
-    const best = row.best_per === null ? "–" : `${percent(row.best_per)}`;
+    const best = row.best_per !== null && mixed() ? `${row.rate_name} ${percent(row.best_per)}` : percent(row.best_per);
     const steps = row.planned !== null && row.planned !== row.steps ? `${count(row.steps)} of ${count(row.planned)}` : count(row.steps);
     const changes = element("td", undefined, { class: "changes" });
     if (row.parent) {
@@ -93,10 +95,10 @@
     const pages = element("td", undefined, { class: "pages" });
     const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""], ["sweep", row.sweep !== ""]];
     for (const [page, shown] of links) if (shown) pages.append(element("a", page, { href: `${page}?run=${encodeURIComponent(row.name)}` }));
-    const spark = element("td", sparkline(row.curve), { class: "spark" });
+    const spark = element("td", sparkline(row.curve, row.rate_name), { class: "spark" });
     const number = (text, label, title) => element("td", text, { class: "number", "data-label": label, title: title || "" });
     tr.append(
-      element("td", box), name, verdict, number(best, "best PER", row.best_step === null ? "" : `at step ${count(row.best_step)}`),
+      element("td", box), name, verdict, number(best, `best ${row.rate_name}`, row.best_step === null ? "" : `at step ${count(row.best_step)}`),
       number(percent(row.wer), "WER"), element("td", row.target || "–", { "data-label": "target" }), spark, number(steps, "steps"),
       element("td", row.started.slice(0, 16).replace("T", " "), { class: "started", "data-label": "started" }), changes, pages,
     );
@@ -113,6 +115,9 @@
     }
     const pending = rows.filter((row) => !row.complete).length;
     byId("count").textContent = `${shown.length === rows.length ? count(rows.length) : `${count(shown.length)} of ${count(rows.length)}`} ${rows.length === 1 ? "run" : "runs"}` + (pending ? `, ${count(pending)} being read` : "");
+    const names = [...new Set(rows.map((row) => row.rate_name))].join(" / ") || "PER";
+    document.querySelector("#runs button[data-key=best_per]").textContent = `best ${names}`;
+    byId("over-steps").textContent = `${names} over steps`;
     byId("empty").hidden = rows.length > 0;
     byId("simulated").hidden = !rows.some((row) => row.simulated);
     for (const button of document.querySelectorAll("#runs thead button")) {

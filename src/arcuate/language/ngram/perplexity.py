@@ -76,7 +76,7 @@ def _split_words(sentences: Iterable[str], first_line: int) -> tuple[list[str], 
     for number, sentence in enumerate(sentences, start=first_line):
         found = sentence.split()
         if "<s>" in found or "</s>" in found:
-            raise UserError(f"sentence {number} contains <s> or </s>; remove them, every line is a sentence")
+            raise UserError(f"sentence {number} contains <s> or </s>; remove them: every line is one sentence")
         words += found
         words.append("")  # placeholder of the sentence end
         lengths.append(len(found) + 1)

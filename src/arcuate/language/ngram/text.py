@@ -55,7 +55,9 @@ class _Inflated(io.RawIOBase):
         block = self._stream.read1(len(buffer))
         self._n_bytes += len(block)
         if self._n_bytes > _FREE_BYTES + _MAX_EXPANSION * self._raw.tell():
-            raise gzip.BadGzipFile(f"it expands to more than {_MAX_EXPANSION} times its size, as text does not")
+            raise gzip.BadGzipFile(
+                f"it expands to more than {_MAX_EXPANSION} times its size, which is not plausible for text"
+            )
         buffer[: len(block)] = block
         return len(block)
 
