@@ -59,6 +59,7 @@ def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
         "import numpy; numpy.ones(2**50)",
         "import torch; torch.ones(2**50)",
         "raise OSError(12, 'Cannot allocate memory', 'folder')",
+        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2**20, 2**40)); raise SystemError('returned NULL')",
     ],
 )
 def test_running_out_of_memory_is_one_sentence(flood: str) -> None:

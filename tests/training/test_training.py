@@ -138,6 +138,23 @@ def test_mixed_precision_starts_below_its_threshold(cohort_store: Path, tmp_path
     assert state.precision == "bf16"
 
 
+def test_the_reason_for_another_precision_is_kept(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    def stop(*arguments: Any) -> None:
+        raise UserError("before the first step")
+
+    def probe(kind: str, device: torch.device) -> float:
+        raise RuntimeError(f"no {kind} kernel")
+
+    monkeypatch.setattr("arcuate.training.environment._probe", probe)
+    monkeypatch.setattr("arcuate.experiments.train.train_loop", stop)
+    with pytest.raises(UserError, match="before the first step"):
+        train("tiny", cohort_store, tmp_path / "run", overrides=["train.precision.kind=bf16", "data.workers=0"])
+    kept = read_json(tmp_path / "run" / "environment.json")
+    assert kept["precision"] == "fp32" and "no bf16 kernel" in kept["precision_reason"]
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
     momentum = "momentum: 0.9, nesterov: true" if kind == "sgd" else "eps: 0.1"

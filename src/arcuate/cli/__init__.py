@@ -58,6 +58,10 @@ def main() -> NoReturn:
         if not any(sign in str(error) for sign in _OUT_OF_MEMORY):
             raise
         _fail_out_of_memory(error)
+    except SystemError as error:  # Python itself, when memory runs out during an import
+        if has_memory(2**26):
+            raise
+        _fail_out_of_memory(error)
     except OSError as error:
         if error.errno is None:
             raise
