@@ -70,6 +70,7 @@ class Arm:
 
 
 PATCH = "front_end.patch={bins: %d, stride: %d, dilation: %d}"
+CHEAP = ("data.batching.batch_size=8", PATCH % (16, 6, 3), "schedule.peak_lr=0.004")
 MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
 CR = "loss.consistency.weight=%g"
 PRETRAINING = (
@@ -126,14 +127,21 @@ ARMS: dict[str, Arm] = {
     "layer norm": Arm(("front_end.session_layer.layer_norm=true",)),
     "weight decay 0.1": Arm(("optimizer.weight_decay.weights=0.1",)),
     "ssm": Arm(SSM, recipe="mode-ssm-small"),
-    # The winner, and one change at a time to it.
     "tiny-best": Arm(recipe="tiny-best"),
-    "tiny-best, batch 16": Arm(("data.batching.batch_size=16",), recipe="tiny-best"),
-    "tiny-best, no dilation": Arm((PATCH % (16, 6, 1),), recipe="tiny-best"),
-    "tiny-best, stride 4": Arm((PATCH % (13, 4, 4),), recipe="tiny-best"),
-    "tiny-best, lr 0.006": Arm(("schedule.peak_lr=0.006",), recipe="tiny-best"),
-    "tiny-best, session rank 8": Arm(("front_end.session_layer.rank=8",), recipe="tiny-best"),
-    "tiny-best, masks": Arm((MASKS % (10, 0.05),), recipe="tiny-best"),
+    # Cheap steps, and one change at a time to them.
+    "cheap steps": Arm(CHEAP),
+    "cheap steps, batch 16": Arm((*CHEAP, "data.batching.batch_size=16")),
+    "cheap steps, no dilation": Arm((*CHEAP, PATCH % (16, 6, 1))),
+    "cheap steps, stride 4": Arm((*CHEAP, PATCH % (13, 4, 4))),
+    "cheap steps, lr 0.006": Arm((*CHEAP, "schedule.peak_lr=0.006")),
+    "cheap steps, session rank 8": Arm((*CHEAP, "front_end.session_layer.rank=8")),
+    "cheap steps, masks": Arm((*CHEAP, MASKS % (10, 0.05))),
+    "cheap steps, noise 1, dropout 0.4": Arm(
+        (
+            *(*CHEAP, "augment.white_noise_sd=1.0", "encoder.dropout=0.4"),
+            "front_end.session_layer.dropout=0.2",
+        )
+    ),
 }
 
 
