@@ -70,6 +70,18 @@ def test_the_notice_of_the_debug_mode_is_not_a_synchronisation(monkeypatch: pyte
     assert module._count_synchronisations(work) == 3
 
 
+def test_the_named_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch judges bf16 by the current GPU, which may be of another kind."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(module, "choose_device", lambda *arguments: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(module, "_describe_device", lambda device: {})
+    monkeypatch.setattr(module, "configure_cuda", lambda *arguments: None)
+    only(monkeypatch)
+    selftest("cuda:1")
+    assert current == [torch.device("cuda:1")]
+
+
 @pytest.mark.parametrize(("group", "code"), [(good, 0), (broken, 1)])
 def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch, group: module.Group, code: int) -> None:
     only(monkeypatch, group)

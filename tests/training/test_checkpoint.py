@@ -192,6 +192,24 @@ def test_truncation_never_pads(state: TrainingState) -> None:
     assert state.run.metrics_file.read_bytes() == b""
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: an illegal memory access")]
+)
+def test_an_error_of_the_device_does_not_lead_to_an_earlier_checkpoint(
+    state: TrainingState, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """Another program may use the memory of the GPU: the checkpoint itself is usable."""
+    save_at(state, 0, 0.0)
+    save_at(state, 4, 1.0)
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("arcuate.training.state.restore_optimizer", fail)
+    with pytest.raises(type(error), match="CUDA"):
+        resumed_step(state)
+
+
 def test_state_of_another_optimizer_is_rejected(cohort_store: Path, tmp_path: Path, state: TrainingState) -> None:
     for parameter in state.model.parameters():
         parameter.grad = torch.ones_like(parameter)

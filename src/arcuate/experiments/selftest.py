@@ -59,7 +59,7 @@ from arcuate.models.runtime import choose_device, configure_cuda, count_cores
 from arcuate.progress import Progress, logger
 from arcuate.run import create_run
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.environment import Distributed, autocast, installed_version
+from arcuate.training.environment import Distributed, autocast, installed_version, own_device
 from arcuate.training.loop import train as train_loop
 from arcuate.training.state import TrainingState, memory_mb
 from arcuate.training.step import compile_blocks, compute_gradients, encode_for_training
@@ -113,7 +113,7 @@ class SelfTest:
 def selftest(device: str = "auto", *, full: bool = False, progress: Progress | None = None) -> SelfTest:
     """Check and time everything that training and decoding use on a device; `full` adds the official sizes."""
     started = time.perf_counter()
-    chosen = choose_device(device, "device")
+    chosen = own_device(choose_device(device, "device"))
     checks: list[Check] = []
     described = _describe_device(chosen)
     configure_cuda(RuntimeSettings(), chosen)

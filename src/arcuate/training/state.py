@@ -323,12 +323,19 @@ class TrainingState:
         return removed
 
 
+_DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+
+
 @contextmanager
 def explain_mismatch(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn errors from restoring a checkpoint of a different model or optimizer into a `UserError`."""
     try:
         yield
+    except _DEVICE_ERRORS:  # not caused by the checkpoint; falling back to an earlier one would lose steps
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if "CUDA error" in str(error):  # torch before 2.8, or within another error
+            raise
         first = str(error).splitlines()[0]
         raise UserError(f"{checkpoint.folder} does not match this recipe and data ({first})") from None
 
