@@ -1,5 +1,6 @@
 """Atomic writes (links stay, pipes are written directly, folders are rejected) and the exclusive lock."""
 
+import errno
 import os
 import signal
 import stat
@@ -25,6 +26,7 @@ from arcuate.files import (
     check_output,
     check_writable,
     exclusive_lock,
+    explain_write_error,
     fields_to_dict,
     save_npz,
     write_text,
@@ -55,6 +57,11 @@ def test_an_npz_holds_the_given_arrays_and_never_a_pickle(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="x: an array of objects"):
         save_npz(tmp_path / "b.npz", {"x": np.array([{}])})
     assert not (tmp_path / "b.npz").exists()
+
+
+def test_a_limit_on_the_size_of_files_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
+    message = str(explain_write_error(OSError(errno.EFBIG, "File too large"), tmp_path / "a"))
+    assert "a file is too large; raise the limit on the size of files" in message and "disk" not in message
 
 
 @pytest.mark.parametrize("write", WRITERS)

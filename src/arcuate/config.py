@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from arcuate.errors import UserError, check_regular
+from arcuate.errors import UserError, check_regular, check_resources
 from arcuate.plugins import has_component, load_component
 
 
@@ -452,6 +452,7 @@ def read_yaml(path: Path, noun: str = "") -> Any:
     except UnicodeDecodeError:
         raise UserError(f"{noun}{path} is not valid YAML: it is not UTF-8 text") from None
     except OSError as error:
+        check_resources(error, path)
         raise UserError(f"{noun}{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise UserError(f"{noun}{path} is not valid YAML: {error}") from None

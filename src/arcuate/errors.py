@@ -1,8 +1,9 @@
-"""The exception whose message is shown to users, escaping of unsafe text, files that must not be read, and memory."""
+"""The exception whose message is shown to users, escaping of unsafe text, files that must not be read, and limits."""
 
 import errno
 import mmap
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -76,3 +77,45 @@ def require_memory(n_bytes: int, purpose: str, address_space: bool = False) -> N
     if not has_memory(n_bytes, address_space):
         kind = " of address space" if address_space else ""
         raise MemoryError(f"{purpose} needs {n_bytes / 2**20:,.0f} MB{kind}")
+
+
+def require_files(n: int, purpose: str) -> None:
+    """Raise OSError if the limit of the process (`ulimit -n`) leaves fewer than `n` open files.
+
+    For libraries that report missing file handles as a panic, or print tracebacks of their own.
+    """
+    handles: list[int] = []
+    try:
+        for _ in range(n):
+            handles.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise OSError(error.errno, f"too many open files: {purpose} needs {n} more") from None
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
+# in messages of HDF5, safetensors, Rust and torch
+_ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")
+
+_NO_MEMORY = re.compile("allocat", re.IGNORECASE)  # in messages of HDF5; a damaged file causes them as well
+_SPARE_BYTES = 2**24
+
+
+class OutOfResources(UserError):
+    """Raised when a file cannot be opened for lack of file handles or memory, which says nothing about the file."""
+
+
+def check_resources(error: BaseException, path: Path) -> None:
+    """Raise OutOfResources if reading `path` failed because file handles or memory ran out."""
+    found = _ERRNO.search(str(error))
+    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
+    if number in (errno.EMFILE, errno.ENFILE):
+        raise OutOfResources(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
+    lacks_memory = _NO_MEMORY.search(str(error)) is not None and not has_memory(_SPARE_BYTES)
+    if number == errno.ENOMEM or lacks_memory:
+        remedy = "raise the limit on memory (ulimit -v, ulimit -d) or close other programs"
+        raise OutOfResources(f"{path} cannot be opened: not enough memory; {remedy}") from error

@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from arcuate.errors import UserError, check_regular
+from arcuate.errors import TOO_MANY_FILES, UserError, check_regular, check_resources
 from arcuate.progress import logger
 
 # --- Atomic writes ---------------------------------------------------------------------------------------
@@ -99,15 +99,30 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     A folder that is already at `path` is replaced. Only one process may write a folder at a time: see `locked_folder`.
     """
     temporary = path.with_name(f".{path.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with temporary_folder(temporary):
+        temporary.mkdir(parents=True)
         yield temporary
         for part in (*temporary.iterdir(), temporary):
             sync(part)
         replace_folder(temporary, path)
+
+
+_RESERVE_BYTES = 2**22  # for listing and removing a folder
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[None]:
+    """Remove the folder `path` before and after the context, also if memory runs out in it.
+
+    Then not even a folder can be listed, so some memory is kept for its removal.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    reserve = bytes(_RESERVE_BYTES)
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        del reserve
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -180,12 +195,15 @@ def sync(path: Path) -> None:
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TOO_LARGE = "raise the limit on the size of files (ulimit -f unlimited)"
 
 
 def explain_write_error(error: OSError, path: Path) -> UserError:
     """The message for a failed write to `path`, after the incomplete files were removed."""
     if error.errno in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
         return UserError(f"{path} cannot be written: too many files are open; {TOO_MANY_FILES}")
+    if error.errno == errno.EFBIG:
+        return UserError(f"{path} cannot be written: a file is too large; {TOO_LARGE} (incomplete files were removed)")
     if error.errno in DISK_FULL or "No space left" in str(error):
         return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
     reason = error.strerror or " ".join(str(error).split())
@@ -465,6 +483,7 @@ def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:
         check_regular(path, _MAX_JSON_BYTES)
         lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
     except (OSError, UnicodeDecodeError) as error:
+        check_resources(error, path)
         raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
     unfinished = lines.pop()
     if unfinished and not growing:
@@ -488,25 +507,6 @@ def to_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
     except ImportError:
         raise UserError("tables need pandas; install it with: pip install pandas") from None
     return pandas.DataFrame(list(rows))
-
-
-TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
-# in messages of HDF5, safetensors, Rust and torch
-_ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")
-
-
-class OutOfResources(UserError):
-    """Raised when a file cannot be opened for lack of file handles or memory, which says nothing about the file."""
-
-
-def check_resources(error: BaseException, path: Path) -> None:
-    """Raise OutOfResources if reading `path` failed because file handles or memory ran out."""
-    found = _ERRNO.search(str(error))
-    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
-    if number in (errno.EMFILE, errno.ENFILE):
-        raise OutOfResources(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
-    if number == errno.ENOMEM:
-        raise OutOfResources(f"{path} cannot be opened: not enough memory; close other programs") from error
 
 
 def describe_error(error: Exception) -> str:

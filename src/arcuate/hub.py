@@ -9,8 +9,7 @@ any other run folder when they are read. A branch or tag is resolved to its comm
 import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import responses
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError, without_password
-from arcuate.files import locked_folder, write_json
+from arcuate.files import exclusive_lock, locked_folder, temporary_folder, write_json
 from arcuate.progress import Progress, logger
 
 PREFIX = "hf:"
@@ -123,8 +122,7 @@ def download(
     `to` must be a new or empty folder.
     """
     name = parse_name(name, revision) if isinstance(name, str) else name
-    if to is not None and Path(to).exists() and (not Path(to).is_dir() or any(Path(to).iterdir())):
-        raise UserError(f"{to} exists and is not empty; choose another folder")
+    _check_target(to)
     if to is None and name.revision and _COMMIT.fullmatch(name.revision):
         folder = _cache_folder(name.repository, name.revision)
         if (folder / RECORD).is_file():
@@ -136,23 +134,37 @@ def download(
         folder = Path(to) if to is not None else _cache_folder(name.repository, commit)
         if to is None and (folder / RECORD).is_file():
             return _describe(folder, name, commit)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".hub-") as staging:
-            for i, file in enumerate(files):
-                if progress:
-                    progress(i, len(files), "downloading")
-                with explain_errors(name):
-                    client.hf_hub_download(name.repository, file.name, revision=commit, local_dir=staging)
-                _check_content(name, file, Path(staging) / file.name)
-            with locked_folder(folder) as temporary:
-                for file in files:
-                    target = temporary / ("MODEL_CARD.md" if file.name == CARD_FILE else file.name)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    (Path(staging) / file.name).replace(target)
-                write_json(
-                    temporary / RECORD, {"repository": name.repository, "revision": name.revision, "commit": commit}
-                )
+        place = folder.resolve()
+        busy, lock = f"another process is downloading to {folder}", place.with_name(f".{place.name}.hub.lock")
+        with exclusive_lock(lock, busy, wait=True, remove=True):
+            _check_target(to)
+            if to is not None or not (folder / RECORD).is_file():  # another process may have downloaded it meanwhile
+                _fetch(client, name, commit, files, place, progress)
     return _describe(folder, name, commit)
+
+
+def _check_target(to: str | Path | None) -> None:
+    if to is not None and Path(to).exists() and (not Path(to).is_dir() or any(Path(to).iterdir())):
+        raise UserError(f"{to} exists and is not empty; choose another folder")
+
+
+def _fetch(
+    client: Any, name: HubName, commit: str, files: Sequence[_RemoteFile], folder: Path, progress: Progress | None
+) -> None:
+    """Download and check the files in a temporary folder of a fixed name, so that one left by a kill is removed."""
+    staging = folder.with_name(f".{folder.name}.hub.part")
+    with temporary_folder(staging), locked_folder(folder) as temporary:
+        staging.mkdir()
+        for i, file in enumerate(files):
+            if progress:
+                progress(i, len(files), "downloading")
+            with explain_errors(name):
+                client.hf_hub_download(name.repository, file.name, revision=commit, local_dir=staging)
+            _check_content(name, file, staging / file.name)
+            target = temporary / ("MODEL_CARD.md" if file.name == CARD_FILE else file.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (staging / file.name).replace(target)
+        write_json(temporary / RECORD, {"repository": name.repository, "revision": name.revision, "commit": commit})
 
 
 def _cache_folder(repository: str, commit: str) -> Path:

@@ -89,7 +89,7 @@ def test_several_at_once(bench: Bench) -> None:
         bench.check_together(n)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="minutes of computing time; part of `make thorough`")
+@pytest.mark.skipif(not THOROUGH, reason="minutes of CPU time; part of `make thorough`")
 @pytest.mark.parametrize("bench", UNSLOWED, indirect=True)
 def test_a_limit_on_memory(bench: Bench) -> None:
     for megabytes in (0, 1, 4, 16, 64, 256):

@@ -85,6 +85,16 @@ def test_a_commit_is_downloaded_once_and_then_needs_no_network(run: Path, hub: H
     assert download("lab/t15").commit == newer and download("lab/t15", revision=commit).commit == commit
 
 
+def test_what_a_killed_download_left_is_removed_by_the_next(run: Path, hub: Hub) -> None:
+    push(run, "lab/t15")
+    folder = local_path("hf:lab/t15")
+    shutil.rmtree(folder)
+    killed = folder.with_name(".t15.hub.part")
+    (killed / ".cache").mkdir(parents=True)
+    assert local_path("hf:lab/t15") == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["t15"]
+
+
 def test_only_files_of_a_model_are_downloaded(run: Path, hub: Hub) -> None:
     push(run, "lab/t15")
     hub.add("lab/t15", {"training.pkl": pickle.dumps({}), "model.py": b"raise SystemExit", "a/../../b.json": b"{}"})

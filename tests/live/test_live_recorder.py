@@ -1,7 +1,9 @@
 """Recordings of live sessions: finals are synced, a killed session is recovered, sentences become trials."""
 
+import errno
 import json
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from arcuate.adaptation.calibration import split_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.live import recorder
 from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.recorder import Recorder, make_store
@@ -214,3 +217,20 @@ def test_a_damaged_partial_text_does_not_lose_the_sentence(tmp_path: Path, key: 
     journal.write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert make_store(tmp_path / "rec") is not None
     assert read_live(tmp_path / "rec")[0]["text"] is not None
+
+
+def test_a_folder_that_a_fault_left_half_created_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk or a kill between the creation of its files."""
+    opened: list[Path] = []
+
+    def fail_second(path: Path, mode: str) -> IO[Any]:
+        if opened:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        opened.append(path)
+        return open(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "_open_private", fail_second)
+        with pytest.raises(UserError, match="No space left on device"):
+            Recorder(tmp_path / "rec", 6)
+    assert len(record(tmp_path / "rec")) == len(Store.open(tmp_path / "rec" / "store").trials) == len(SENTENCES)

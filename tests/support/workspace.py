@@ -288,6 +288,7 @@ class Bench:
             if fault.kind == "files":  # a folder cannot be removed without a handle; the next command removes it
                 left = [name for name in left if not (folder / name).is_dir() and ".part" not in str(Path(name).parent)]
             assert not left, where + f"{left} left"
+            assert_limit_is_named(done, fault, where)
         self._check_outputs(folder, where, complete=done.code == 0)
         for name in self.command.keep:
             assert _contents(folder / name) == _contents(self.workspace / name), where + f"{name} has changed"
@@ -353,6 +354,13 @@ def assert_one_sentence(done: Done, where: str) -> None:
     if done.code == 2:
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, where + done.stderr[-1500:]
+
+
+def assert_limit_is_named(done: Done, fault: Fault, where: str) -> None:
+    """A file that could not be opened for lack of handles or memory is not called damaged."""
+    named = {"files": "raise the limit on open files", "memory": "not enough memory"}.get(fault.kind, "")
+    if done.code == 2:
+        assert named in done.stderr and "panicked" not in done.stderr, where + done.stderr[-1500:]
 
 
 def temporary_files(folder: Path) -> list[str]:

@@ -17,7 +17,8 @@ if find_spec("typer") is None:  # the runtime of exported models, installed alon
     )
     sys.exit(2)
 
-from arcuate.errors import UserError, escape_controls, has_memory
+from arcuate.errors import TOO_MANY_FILES, UserError, escape_controls, has_memory
+from arcuate.files import TOO_LARGE
 
 if not has_memory(2**28):  # before numpy is imported, whose BLAS ends the process without memory
     sys.stderr.write("error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)\n")
@@ -25,7 +26,6 @@ if not has_memory(2**28):  # before numpy is imported, whose BLAS ends the proce
 
 from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import exit_broken_pipe, show_log_messages
-from arcuate.files import TOO_MANY_FILES
 
 __all__ = ["app", "main"]
 
@@ -58,10 +58,10 @@ def main() -> NoReturn:
         if not any(sign in str(error) for sign in _OUT_OF_MEMORY):
             raise
         _fail_out_of_memory(error)
-    except SystemError as error:  # Python itself, when memory runs out during an import
+    except SystemError:  # Python itself, when memory runs out during an import
         if has_memory(2**26):
             raise
-        _fail_out_of_memory(error)
+        _fail_out_of_memory(MemoryError())  # its own message is about functions of Python
     except OSError as error:
         if error.errno is None:
             raise
@@ -69,13 +69,12 @@ def main() -> NoReturn:
             _fail_out_of_memory(error)
         path = f" ({error.filename})" if error.filename else ""
         remedies = {errno.ENOSPC: "free some disk space", errno.EDQUOT: "free some disk space"}
-        remedies[errno.EFBIG] = "raise the limit on the size of files (ulimit -f unlimited)"
+        remedies[errno.EFBIG] = TOO_LARGE
         remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), TOO_MANY_FILES)
-        _fail(
-            escape_controls(
-                f"{error.strerror}{path}; {remedies.get(error.errno, 'check the path and its permissions')}"
-            )
-        )
+        remedy = remedies.get(error.errno, "check the path and its permissions")
+        if str(error.strerror).startswith("No usable temporary directory"):  # `tempfile` tries to write in each of them
+            remedy = f"free some disk space, {TOO_LARGE} or set TMPDIR to a folder that can be written"
+        _fail(escape_controls(f"{error.strerror}{path}; {remedy}"))
     sys.exit(0)
 
 

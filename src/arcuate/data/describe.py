@@ -13,8 +13,7 @@ from arcuate.data.readers.hdf5 import has_entry
 from arcuate.data.readers.nwb import NwbMapping, open_path
 from arcuate.data.readers.process import call_watched
 from arcuate.data.readers.source import FILE_ERRORS, UnreadableFile, summarise_error
-from arcuate.errors import UserError
-from arcuate.files import check_resources
+from arcuate.errors import UserError, check_resources
 
 _MAX_ENTRIES = 2000
 _MAX_DEPTH = 12

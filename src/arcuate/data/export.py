@@ -16,6 +16,7 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import token_names
+from arcuate.data.hdf5 import open_hdf5
 from arcuate.data.nwb_file import Column, Series, participant, write_nwb
 from arcuate.data.readers.nwb import NOTES
 from arcuate.data.store import Store, TrialInfo
@@ -139,7 +140,6 @@ def _write_nwb(folder: Path, store: Store, session: str, trials: Sequence[TrialI
 
 def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[TrialInfo]) -> Path:
     """One HDF5 file as `temporaldata.Data` writes it: bins as an irregular time series, trials as intervals."""
-    import h5py
     from temporaldata import ArrayDict, Data, Interval, IrregularTimeSeries
 
     starts, stops, times = _trial_times(trials)
@@ -177,7 +177,7 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
         domain=domain,
     )
     path = folder / f"{session}.h5"
-    with h5py.File(path, "w") as file:
+    with open_hdf5(path, "w") as file:
         data.to_hdf5(file, serialize_fn_map={})
     return path
 

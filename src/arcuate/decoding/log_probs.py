@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arcuate.data.alphabet import BLANK_NAMES, BOUNDARY_NAMES, CLASSES, boundary_index, punctuation_classes
-from arcuate.errors import UserError
-from arcuate.files import check_resources, read_npz, save_npz
+from arcuate.errors import UserError, check_resources
+from arcuate.files import read_npz, save_npz
 
 if TYPE_CHECKING:
     from arcuate.decoding.config import DecodingConfig

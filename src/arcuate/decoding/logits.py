@@ -18,7 +18,7 @@ from arcuate.data.readers.source import UnreadableFile
 from arcuate.data.unpickle import load_pickle
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.log_probs import FrameLogProbs, check_unique_ids, read_log_probs, reorder_classes
-from arcuate.errors import UserError
+from arcuate.errors import UserError, check_resources
 from arcuate.files import read_json, read_npy, read_npz
 
 # Silence is the second class of the '25 language model, and the last class of the '25 acoustic model.
@@ -62,6 +62,7 @@ def _read_npz(path: Path, boundary: str | None, fold: Sequence[str]) -> LogitsFi
     try:
         arrays = read_npz(path, ("logp", "logits", "lengths", "classes", "trials", "texts"))
     except (OSError, ValueError) as error:
+        check_resources(error, path)
         raise UserError(f"{path} is not a readable .npz file: {error}") from None
     if "logp" in arrays:
         scores = read_log_probs(path, boundary, fold)

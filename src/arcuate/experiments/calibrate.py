@@ -6,7 +6,6 @@ recorded after those.
 """
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
-from arcuate.files import to_frame, write_json
+from arcuate.files import temporary_folder, to_frame, write_json
 from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, ModeLossSettings, RNNTSettings
 from arcuate.models.config import ModelConfig, full_session_layers
 from arcuate.models.io import load_model
@@ -250,10 +249,9 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
     """Measure the curve, then move the run folder to its place; None, and nothing written, if interrupted."""
     path = plan.setup.path
     temporary = path.with_name(f".{path.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
     runtime, width = plan.source.config.runtime, plan.recipe.encoder.width
     plan.model.to(configure_runtime(runtime, width, plan.setup.settings.batch_size).device)
-    try:
+    with temporary_folder(temporary):
         points = _measure_curve(plan, temporary, stop, progress)
         if points is None:
             return None
@@ -263,8 +261,6 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
         # The run folder contains nothing but the lock, which is held and moves along.
         plan.setup.run.lock_file.rename(finished.lock_file)
         finished.path.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return result
 
 

@@ -30,7 +30,7 @@ from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.text import sentence_tokens
 from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
-from arcuate.errors import UserError, escape_controls
+from arcuate.errors import UserError, check_resources, escape_controls
 from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
 
@@ -64,12 +64,14 @@ class Recorder:
                 exclusive_lock(folder / _LOCK, f"another server is recording into {folder}; choose another folder")
             )
             self.finals = _repair_recording(folder, n_channels)
-            self._bins = _open_private(folder / _BINS, "ab")
+            # the journal first: a folder without one is not taken for a recording
             self._journal = _open_private(folder / _JOURNAL, "a")
+            self._bins = _open_private(folder / _BINS, "ab")
             self.n_bins = self._bins.tell() // (4 * n_channels)
             alphabet = {} if classes == CLASSES else {"classes": list(classes)}
             self._write({"type": _START, "n_channels": n_channels, **alphabet})
         except OSError as error:
+            check_resources(error, folder)
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from None
 
     def add_bins(self, bins: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
 from arcuate.decoding.exported.archive import is_export
-from arcuate.errors import UserError
+from arcuate.errors import UserError, require_memory
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import ReplayTrials
 
+_SERVER_BYTES = 2**25
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 
 
@@ -141,6 +142,7 @@ def prepare_server(
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     access = make_access(host, token, send_token)
     listener = bind(host, port)
+    require_memory(_SERVER_BYTES, "the server")  # else FastAPI ends the process while it is imported
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay, seed_statistics
 

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from arcuate.errors import UserError, check_regular, require_memory
-from arcuate.files import atomic_path, check_resources, write_text
+from arcuate.errors import UserError, check_regular, check_resources, require_memory
+from arcuate.files import atomic_path, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from arcuate.config import Settings
-from arcuate.errors import UserError
-from arcuate.files import atomic_folder, check_resources, read_json, replace_link, to_json_value, write_json
+from arcuate.errors import UserError, check_resources
+from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
     CONFIG_FILE,
     STATE_FILE,

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import Change, diff
-from arcuate.errors import UserError
-from arcuate.files import OutOfResources, check_resources
+from arcuate.errors import OutOfResources, UserError, check_resources
 from arcuate.models.config import ModelConfig, ReconstructionSettings
 from arcuate.models.io import load_model
 from arcuate.progress import logger

@@ -34,8 +34,8 @@ from arcuate.data.readers.source import (
 from arcuate.data.spelling import spell_out
 from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import Split, Trial, trial_id
-from arcuate.errors import UserError
-from arcuate.files import check_expansion, check_resources
+from arcuate.errors import UserError, check_resources
+from arcuate.files import check_expansion
 
 PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
 DEFAULT_FEATURES = "tx1+spikePow:6v"

@@ -29,7 +29,7 @@ from arcuate.data.readers.source import (
     unreadable,
 )
 from arcuate.data.trial import Split, Trial, trial_id
-from arcuate.files import check_resources
+from arcuate.errors import check_resources
 
 FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")

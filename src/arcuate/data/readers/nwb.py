@@ -38,8 +38,7 @@ from arcuate.data.readers.source import (
 )
 from arcuate.data.text import sentence_tokens
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Split, Trial, session_date, session_order, trial_id
-from arcuate.errors import UserError
-from arcuate.files import check_resources
+from arcuate.errors import UserError, check_resources
 
 NOTES = "arcuate"  # key of the JSON object in general/notes of files that `arcuate export-data` wrote
 _SUFFIXES = (".nwb", ".h5", ".hdf5")

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from arcuate.data.text import normalise_text
-from arcuate.errors import UserError
-from arcuate.files import OutputKind, atomic_write, check_resources, check_writable, explain_write_error
+from arcuate.errors import UserError, check_resources
+from arcuate.files import OutputKind, atomic_write, check_writable, explain_write_error
 from arcuate.language.ngram.query import NGramArrays, advance, links_are_valid, score_words, state_after
 from arcuate.language.ngram.text import BOS, EOS, UNK, Vocabulary, special_id
 from arcuate.progress import Progress
