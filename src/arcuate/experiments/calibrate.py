@@ -41,7 +41,7 @@ from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, Mo
 from arcuate.models.config import ModelConfig, full_session_layers
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, add_session, copy_session_layer, parameter_groups, single_session_model
-from arcuate.models.runtime import configure_runtime
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
 from arcuate.training.callbacks import Callback, Stop, handle_signals
@@ -251,7 +251,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
     path = plan.setup.path
     temporary = path.with_name(f".{path.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
-    runtime, width = plan.source.config.runtime, plan.recipe.encoder.width
+    runtime, width = available_runtime(plan.source.config.runtime), plan.recipe.encoder.width
     plan.model.to(configure_runtime(runtime, width, plan.setup.settings.batch_size).device)
     try:
         points = _measure_curve(plan, temporary, stop, progress)
