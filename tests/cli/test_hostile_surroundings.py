@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from arcuate import cli
 from arcuate.config import read_yaml
@@ -78,6 +79,28 @@ def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, "flood"], capture_output=True, text=True, check=False)
     assert_refused(done, "not enough memory")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_full_gpu_has_a_remedy_of_its_own(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**options: object) -> None:
+        raise error
+
+    for name in ("app", "_end_on_signals", "_replace_closed_streams", "show_log_messages"):
+        monkeypatch.setattr(cli, name, fail if name == "app" else lambda: None)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    message = capsys.readouterr().err
+    assert "not enough memory (CUDA" in message and "CUDA_VISIBLE_DEVICES" in message and "ulimit" not in message
 
 
 @pytest.mark.parametrize("limit", ["-v", "-d"])

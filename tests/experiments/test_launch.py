@@ -102,14 +102,17 @@ def test_trainings_of_different_processes_never_join(
 
 def test_the_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ["--time", "1-00:00:00", "--gpus", "8", "--nodes", "2", "--mem", "64G", "--partition", "gpu"]
-    more = ["--sbatch", "nice=100", "--setup", "module load cuda"]
+    options = ["--time", "1-00:00:00", "--gpus", "8", "--cpus", "6", "--nodes", "2", "--mem", "64G"]
+    more = ["--partition", "gpu", "--sbatch", "nice=100", "--setup", "module load cuda"]
     words = ["launch", "slurm", *options, *more, "--dry-run"]
     script = arcuate(*words, "--", *TRAIN[:-1], run).stdout
     for line in ("time=1-00:00:00", "gpus-per-node=8", "ntasks-per-node=8", "nodes=2", "mem=64G", "nice=100"):
         assert f"#SBATCH --{line}" in script.splitlines()
     assert "#SBATCH --signal=USR2@120" in script and "#SBATCH --requeue" in script
     assert "\nmodule load cuda\n" in script
+    started = next(line for line in script.splitlines() if line.startswith("srun ")).split()
+    assert "--cpus-per-task=6" in started  # srun of Slurm 22.05 does not read it from the batch script
+    assert "--kill-on-bad-exit=1" in started  # the others would wait for a process that failed
     assert one_object(arcuate(*words, "--json", "--", *TRAIN[:-1], run).stdout)["script"] == script
     assert not run.exists()
 

@@ -47,6 +47,22 @@ def test_an_error_is_a_failed_check_and_the_others_still_run(monkeypatch: pytest
         selftest("tpu")
 
 
+def test_a_plain_model_that_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At full size the plain form of `mode-ssm` keeps 20 GB of states, which is no fault of a smaller GPU."""
+
+    def time_both(machine: object, config: ModelConfig, n_trials: int, n_bins: int) -> dict[str, float]:
+        if config.settings.encoder.kind != "gru":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return {"own": 1.0, "plain": 1.0}
+
+    monkeypatch.setattr(module, "_time_both", time_both)
+    checks = module._run_checks("speed", module._check_speed, module._Machine(torch.device("cpu"), True, tmp_path))
+    skipped = [c for c in checks if c.status == "skipped"]
+    assert [c.name.split(":")[0] for c in skipped] == ["b2t25-transformer", "mode-ssm"]
+    assert "32 trials of 800 bins" in (skipped[1].remedy or "")
+    assert not any(c.status == "fail" for c in checks) and len(checks) == 6
+
+
 def test_the_named_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Not the first one: `--device cuda:1`."""
     given: list[str] = []

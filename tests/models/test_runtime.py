@@ -1,17 +1,23 @@
-"""The choice of threads: by CPU time, robust against other processes, and corrected once on a real step."""
+"""The choice of device, and of threads: by CPU time, robust against other processes, corrected once on a real step."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from arcuate.evaluation.evaluate import score_split
 from arcuate.experiments import train as train_module
 from arcuate.experiments.train import train
 from arcuate.models import runtime
 from arcuate.models.config import RuntimeSettings
-from arcuate.models.runtime import RuntimeChoice, configure_runtime, fewest_threads, time_threads
+from arcuate.models.runtime import RuntimeChoice, available_runtime, configure_runtime, fewest_threads, time_threads
+from arcuate.run import Run
+from arcuate.training.config import read_config
+from support.devices import FakeCuda
 
 CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 class Machine:
@@ -87,3 +93,16 @@ def test_the_first_step_corrects_a_wrong_probe(
     assert files[0].read_bytes() == files[1].read_bytes()  # the timed step does not count
     train("tiny", cohort_store, tmp_path / "run", overrides=small, resume=True)
     assert len(steps) == 1  # a resumed run keeps its threads
+
+
+def test_a_run_is_evaluated_where_its_gpu_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run of `runtime.device=cuda` on a laptop: `evaluate` has no option for the device."""
+    run = Run(shutil.copytree(GOLDEN / "run", tmp_path / "run", symlinks=True))
+    recipe = run.recipe_file.read_text()
+    run.recipe_file.write_text(recipe.replace("device: auto", "device: cuda:7").replace("tf32: false", "tf32: true"))
+    trained = read_config(run).runtime
+    assert (trained.device, trained.tf32) == ("cuda:7", True)
+    assert score_split(run, "val", GOLDEN / "store", "best").results
+    FakeCuda(monkeypatch, n_devices=4)
+    assert available_runtime(trained) == trained.model_copy(update={"device": "auto"})
+    assert available_runtime(RuntimeSettings(device="cuda:3")).device == "cuda:3"

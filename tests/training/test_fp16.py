@@ -163,10 +163,18 @@ def test_bf16_falls_back_to_fp16_then_to_fp32(monkeypatch: pytest.MonkeyPatch) -
     assert choose_precision(bf16, cuda, previous="fp16").kind == "fp16"  # a resumed run keeps it
 
 
-def test_a_device_that_is_full_for_a_moment_does_not_decide_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")],
+)
+def test_a_device_that_is_full_for_a_moment_does_not_decide_the_precision(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a GPU on which nothing runs. A run keeps its precision when it is resumed."""
+
     def probe(kind: str, device: torch.device) -> float:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     monkeypatch.setattr(environment, "_probe", probe)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error), match="CUDA"):
         choose_precision(Precision(kind="fp16"), torch.device("cuda"))

@@ -51,7 +51,7 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
-from arcuate.models.runtime import configure_runtime
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, open_run
 
@@ -272,7 +272,7 @@ def evaluate_adaptation(
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = _select_trials(source, store, split, model.config, sessions)
     log_new_sessions(store, model, trials)
-    machine = configure_runtime(config.runtime, config.encoder.width, 1)
+    machine = configure_runtime(available_runtime(config.runtime), config.encoder.width, 1)
     log_missing_reference(adaptation.method, bool(set(store.sessions) & set(model.config.sessions)))
     labeller = greedy if lm is None else _load_word_labeller(model.config.classes, lm, lexicon, decoding, progress)
     adapter = make_adapter(model.to(machine.device), adaptation, config.augment, labeller)

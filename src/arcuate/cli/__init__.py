@@ -107,13 +107,18 @@ def _replace_closed_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-# how torch, the threads of Python and the dynamic linker report that memory ran out
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "can't start new thread", "failed to map segment")
+# how torch, libraries of CUDA, the threads of Python and the dynamic linker report that memory ran out
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED", "can't start new thread"),
+    "failed to map segment",
+)
 
 
 def _fail_out_of_memory(error: Exception) -> NoReturn:
     size = " ".join(str(error).split())[:120] or "no size known"
     remedy = "raise the limit on memory (ulimit -v, ulimit -d), close other programs or give a smaller input"
+    if "CUDA" in size or "CUDNN" in size:
+        remedy = "end other programs that use the GPU, or compute on the CPU: set CUDA_VISIBLE_DEVICES to nothing"
     _fail(escape_controls(f"not enough memory ({size}); {remedy}"))
 
 

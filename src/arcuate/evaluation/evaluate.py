@@ -41,7 +41,7 @@ from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
 from arcuate.models.model import Model
-from arcuate.models.runtime import configure_runtime
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
 from arcuate.training.checkpoint import checkpoint_stage
@@ -334,7 +334,8 @@ def score_split(
     store = open_store(source, data)
     model = load_model(source.checkpoint)
     trials = select_trials(source, store, split, model.config)
-    machine = configure_runtime(config.runtime, config.encoder.width, config.validate_.batch_size)
+    runtime = available_runtime(config.runtime)
+    machine = configure_runtime(runtime, config.encoder.width, config.validate_.batch_size)
     _log_differences(source, store, split, model.config)
     store.check_unchanged(trials, progress)
     results = decode_trials(

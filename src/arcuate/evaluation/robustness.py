@@ -22,7 +22,7 @@ from arcuate.evaluation.trials import decode_trials
 from arcuate.files import fields_to_dict, write_json
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
-from arcuate.models.runtime import configure_runtime
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, percent
 from arcuate.run import RunLike, open_run
 
@@ -104,7 +104,8 @@ def bench_robustness(
         trials = [trials[i] for i in np.linspace(0, len(trials) - 1, n_trials).round().astype(int)]
     if not trials:
         raise UserError(f"{store.path} has no labelled {split} trials; the benchmark needs labels")
-    machine = configure_runtime(source.config.runtime, source.config.encoder.width, source.config.validate_.batch_size)
+    runtime = available_runtime(source.config.runtime)
+    machine = configure_runtime(runtime, source.config.encoder.width, source.config.validate_.batch_size)
     model = model.to(machine.device)
     sets: dict[str, tuple[str, ...]] = {"undefended": ()}
     if defend:

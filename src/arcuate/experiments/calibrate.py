@@ -40,7 +40,7 @@ from arcuate.losses.config import CTCSettings, DenoiseSettings, LossSettings, Mo
 from arcuate.models.config import ModelConfig, full_session_layers
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, add_session, copy_session_layer, parameter_groups, single_session_model
-from arcuate.models.runtime import configure_runtime
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
 from arcuate.training.callbacks import Callback, Stop, handle_signals
@@ -249,7 +249,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
     """Measure the curve, then move the run folder to its place; None, and nothing written, if interrupted."""
     path = plan.setup.path
     temporary = path.with_name(f".{path.name}.part")
-    runtime, width = plan.source.config.runtime, plan.recipe.encoder.width
+    runtime, width = available_runtime(plan.source.config.runtime), plan.recipe.encoder.width
     plan.model.to(configure_runtime(runtime, width, plan.setup.settings.batch_size).device)
     with temporary_folder(temporary):
         points = _measure_curve(plan, temporary, stop, progress)

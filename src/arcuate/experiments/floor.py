@@ -31,11 +31,14 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, find_checkpoint, open_run
 
 INPUTS = ("exchanged", "silence")
 LANGUAGE_MODEL = "language model"
+# Training on such input stays near chance level, so the guard must not search for a better learning rate.
+_CHANGES = ("data.workers=0", "guard.stuck.action=ignore", "guard.collapse.action=ignore")
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,10 @@ def measure_floor(
     training = [t for t in store.trials if t.split == "train" and t.session in model.config.sessions]
     shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)
-    changes = ["data.workers=0", *([] if steps is None else [f"train.steps={steps}"])]
-    batch_size = source.config.validate_.batch_size
+    runtime, batch_size = available_runtime(recipe.runtime), source.config.validate_.batch_size
+    changes = [*_CHANGES, f"runtime.device={runtime.device}"]
+    changes += [] if steps is None else [f"train.steps={steps}"]
+    device = configure_runtime(runtime, recipe.encoder.width, batch_size).device
     words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
     per_floor: dict[str, float | None] = {}
     wer_floor: dict[str, float | None] = {}
@@ -157,11 +162,11 @@ def measure_floor(
         without = UninformativeStore(store, kind)
         with tempfile.TemporaryDirectory() as folder:
             train(recipe, without, Path(folder) / "floor", overrides=changes, progress=progress)
-            trained = load_model(find_checkpoint(Path(folder) / "floor", "best"))
+            trained = load_model(find_checkpoint(Path(folder) / "floor", "best")).to(device)
             results = decode_trials(trained, without, trials, batch_size=batch_size, keep_log_probs=words is not None)
         per_floor[kind] = total(r.score for r in results if r.score is not None).rate
         wer_floor[kind] = None if words is None else words.rate(results)
-    results = decode_trials(model, store, trials, batch_size=batch_size, keep_log_probs=words is not None)
+    results = decode_trials(model.to(device), store, trials, batch_size=batch_size, keep_log_probs=words is not None)
     floor = Floor(
         opened.name,
         split,

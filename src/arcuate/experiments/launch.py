@@ -229,6 +229,7 @@ def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Exec
         stderr_to_stdout=True,
         setup=list(settings.setup) or None,
         cpus_per_task=settings.cpus,
+        srun_args=_srun_options(settings),
         gpus_per_node=settings.gpus or None,
         partition=settings.partition,
         account=settings.account,
@@ -244,6 +245,16 @@ def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Exec
     if n_tasks > 1:
         executor.parameters["map_count"] = n_tasks
     return executor
+
+
+def _srun_options(settings: SlurmSettings) -> list[str]:
+    """Options that srun, which starts the processes of a job, does not take over from sbatch.
+
+    Without the first, the other processes of a training wait for one that failed until NCCL's time limit, half an hour.
+    srun of Slurm 22.05 and 23.02 ignores the number of cores in the batch script and starts every process with one.
+    """
+    cores = [] if settings.cpus is None else [f"--cpus-per-task={settings.cpus}"]
+    return ["--kill-on-bad-exit=1", *cores]
 
 
 def _last_line(text: str) -> str:

@@ -41,12 +41,24 @@ def configure_runtime(
     return choice
 
 
+def available_runtime(trained: RuntimeSettings) -> RuntimeSettings:
+    """The settings of a run for this machine, which may lack the device that the run was trained on."""
+    try:
+        choose_device(trained.device)
+    except UserError:
+        return trained.model_copy(update={"device": "auto"})
+    return trained
+
+
 def configure_cuda(runtime: RuntimeSettings, device: torch.device) -> None:
     """Apply the settings that only concern CUDA. TF32 has two switches: matrix products, and cuDNN (GRU, LSTM)."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = runtime.cudnn_benchmark
         torch.backends.cudnn.allow_tf32 = runtime.tf32
         torch.set_float32_matmul_precision("high" if runtime.tf32 else "highest")
+        # On an H100 torch prefers cuDNN's attention if the position bias is not trained. Its gradients are NaN for some
+        # lengths if a trial has padding (pytorch/pytorch#196678, from torch 2.11 on).
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # In training with dropout the layers of a GRU are called one by one, and torch copies their weights each time.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 

@@ -104,9 +104,11 @@ def _problem(kind: str, device: torch.device, tolerate_slow: bool) -> str | None
     """Return why a precision cannot be used on a device; None if it can."""
     if kind == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return f"torch only emulates bf16 on {device}, which is slow"
+    if device.type == "cuda":
+        _probe("fp32", device)  # an error here says nothing about the precision: the GPU may be full or not supported
     try:
         relative_time = _probe(kind, device)
-    except torch.OutOfMemoryError:  # says nothing about the precision: another program may have filled the device
+    except torch.OutOfMemoryError:  # another program may have filled the device
         raise
     except RuntimeError as error:
         return f"{kind} does not run on {device} ({str(error).splitlines()[0]})"
@@ -228,8 +230,9 @@ def own_device(device: torch.device) -> torch.device:
         local, n_devices = _environment_number("LOCAL_RANK"), torch.cuda.device_count()
         if local >= n_devices:
             raise UserError(
-                f"torchrun started process {local} on this machine, which has {n_devices} GPUs; set --nproc-per-node to"
-                f" at most {n_devices}"
+                f"process {local} of this machine sees {n_devices} GPUs; start at most one process per GPU (torchrun"
+                " --nproc-per-node), and let every process see all of them (in Slurm, without gpus-per-task and"
+                " gpu-bind)"
             )
         device = torch.device("cuda", local)
     if device.index is not None:
