@@ -36,6 +36,8 @@ from arcuate.run import RunLike, find_checkpoint, open_run
 
 INPUTS = ("exchanged", "silence")
 LANGUAGE_MODEL = "language model"
+# Training on such input stays near chance level, so the guard must not search for a better learning rate.
+_CHANGES = ("data.workers=0", "guard.stuck.action=ignore", "guard.collapse.action=ignore")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def measure_floor(
     training = [t for t in store.trials if t.split == "train" and t.session in model.config.sessions]
     shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)
-    changes = ["data.workers=0", *([] if steps is None else [f"train.steps={steps}"])]
+    changes = [*_CHANGES, *([] if steps is None else [f"train.steps={steps}"])]
     batch_size = source.config.validate_.batch_size
     words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
     per_floor: dict[str, float | None] = {}
