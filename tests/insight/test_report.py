@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
-from arcuate.insight.render import vega_bundle
+from arcuate.insight.render import style_sheet, vega_bundle
 from arcuate.insight.report import write_report
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.errors import EXAMPLE_WORDS
@@ -256,6 +257,11 @@ def test_complete_run_has_every_section(complete_run: Run) -> None:
         assert words in page
     assert page.count('class="chip sub"') > 5
     assert "not on the trials scored here" in page
+
+
+@pytest.mark.parametrize("kind", ["sub", "ins", "del"])
+def test_kinds_of_errors_have_colours(kind: str) -> None:
+    assert re.search(rf"\.bar \.{kind}, \.mark\.{kind} \{{ background: [^}}]+\}}", style_sheet())
 
 
 def test_same_folder_gives_the_same_bytes(complete_run: Run) -> None:

@@ -115,7 +115,7 @@ def _array_figure(result: DriftResult) -> Figure:
     )
     return line_figure(
         lines,
-        ValueAxis(percent=True, domain=(0.0, 1.0)),
+        ValueAxis(percent=True, domain=(0.0, 1.04)),  # room for the dots at 100 %
         caption=caption,
         title="Similarity by array",
         label=f"Similarity of {counted(len(lines), 'array')} over days.",

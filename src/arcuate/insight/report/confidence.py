@@ -67,7 +67,7 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
 
 
 def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
-    share = ValueAxis(percent=True, domain=(0.0, 1.0))
+    share = ValueAxis(percent=True, domain=(0.0, 1.04))  # room for the dots at 100 %
     diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
     low, high = zip(*(b.interval for b in reliability), strict=True)
     steps, accuracy = tuple(100 * b.confidence for b in reliability), tuple(b.accuracy for b in reliability)
