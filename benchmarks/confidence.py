@@ -1,5 +1,6 @@
 """Confidence of decoded words on sessions not used for calibration: ECE, AUROC, and the accuracy of accepted words.
 
+arcuate lm import ../shared/real/words/t15/lm4.arpa.gz lm4.alm
 python benchmarks/confidence.py real --words ../shared/real/words --lm lm4.alm
 python benchmarks/confidence.py simulated --scores runs/simulated-days
 python benchmarks/confidence.py default --scores runs/simulated-days    # the constants of decoding/config.py

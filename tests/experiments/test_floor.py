@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from arcuate.data.store import Store
 from arcuate.evaluation.shortcuts import find_shortcuts
 from arcuate.experiments.floor import UninformativeStore, measure_floor
-from arcuate.experiments.train import train
+from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json
 from support.benchmarks import load
 
@@ -61,8 +62,18 @@ def test_exchanged_and_silent_input_carry_no_neural_information(cohort: Store) -
     assert np.allclose(signal, signal[:, :1], atol=1e-3)  # the same in all channels
 
 
-def test_the_floor_is_trained_scored_and_kept(cohort_store: Path, tmp_path: Path) -> None:
+def test_the_floor_is_trained_scored_and_kept(
+    cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
+    guards = []
+
+    def train_and_note(*args: Any, **options: Any) -> TrainResult:
+        result = train(*args, **options)
+        guards.append(result.recipe.guard)
+        return result
+
+    monkeypatch.setattr("arcuate.experiments.floor.train", train_and_note)
     train("tiny", cohort_store, run, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
     floor = measure_floor(run, lm=str(GOLDEN / "words.alm"), lexicon=str(GOLDEN / "lexicon.txt"))
     assert set(floor.per_floor) == {"exchanged", "silence"} and floor.lowest is not None
@@ -70,3 +81,5 @@ def test_the_floor_is_trained_scored_and_kept(cohort_store: Path, tmp_path: Path
     assert "floor" in floor.summary() and "with the language model alone" in floor.summary()
     assert floor.to_dict() == read_json(run / "results" / "floor" / "val.json")
     assert len(floor.shortcuts) == 3
+    assert len(guards) == 2  # training without information is stuck by design, so it is not rewound
+    assert all((g.stuck.action, g.collapse.action, g.enabled) == ("ignore", "ignore", True) for g in guards)

@@ -37,6 +37,8 @@ from arcuate.run import RunLike, find_checkpoint, open_run
 
 INPUTS = ("exchanged", "silence")
 LANGUAGE_MODEL = "language model"
+# Training on such input stays near chance level, so the guard must not search for a better learning rate.
+_CHANGES = ("data.workers=0", "guard.stuck.action=ignore", "guard.collapse.action=ignore")
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,7 @@ def measure_floor(
     shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)
     runtime, batch_size = available_runtime(recipe.runtime), source.config.validate_.batch_size
-    changes = ["data.workers=0", f"runtime.device={runtime.device}"]
-    changes += [] if steps is None else [f"train.steps={steps}"]
+    changes = [*_CHANGES, f"runtime.device={runtime.device}", *([] if steps is None else [f"train.steps={steps}"])]
     device = configure_runtime(runtime, recipe.encoder.width, batch_size).device
     words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
     per_floor: dict[str, float | None] = {}
