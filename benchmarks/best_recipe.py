@@ -65,7 +65,7 @@ class Arm:
     teacher: tuple[str, ...] | None = None  # changes of a teacher's recipe, which is trained first
     teacher_share: float = 0.4  # of the budget
     pretrain_share: float = 0.0  # of the budget, on masked bins of all trials, without labels
-    align_share: float = 0.0  # of the budget, for fine-tuning on the alignment at the end
+    last_stage: tuple[float, str, str] | None = None  # share of the budget, a further loss, and the weights of all
     head: Head = "ctc"
 
 
@@ -78,7 +78,11 @@ PRETRAINING = (
     "augment.time_masks={n_masks: 6, max_bins: 40}",
 )
 TRANSDUCER = ("transducer.enabled=true", "transducer.width=128", "loss.rnnt.weight=0.5")
-SSM = ("stages=[]", "transducer.enabled=false", "mode.enabled=false", "denoiser.enabled=false")
+SSM = (
+    *("front_end.channel_gate={enabled: true, ratio: 16}", "front_end.stem={enabled: true, conv_kernel: 7}"),
+    "encoder={kind: ssm, width: 128, depth: 3, n_heads: 4, state_dim: 32, conv_kernel: 4, dropout: 0.1}",
+)
+BEST = (*CHEAP, *SSM, "optimizer.weight_decay.weights=0.1")
 
 ARMS: dict[str, Arm] = {
     "tiny": Arm(),
@@ -95,7 +99,7 @@ ARMS: dict[str, Arm] = {
     "speed 10 %": Arm(("augment.speed_change=0.1",)),
     "channel dropout 10 %": Arm(("augment.channel_dropout=0.1",)),
     "transducer, both heads": Arm(TRANSDUCER, head="both"),
-    "alignment, last fifth": Arm(align_share=0.2),
+    "alignment, last fifth": Arm(last_stage=(0.2, "alignment", "ctc: 0.5, alignment: 0.5")),
     "distilled": Arm((), teacher=("encoder.bidirectional=true",)),
     "distilled, delay 2": Arm(("loss.distillation.delay=2",), teacher=("encoder.bidirectional=true",)),
     "pretrained, a fifth": Arm(pretrain_share=0.2),
@@ -126,9 +130,9 @@ ARMS: dict[str, Arm] = {
     "noise 0.2": Arm(("augment.white_noise_sd=0.2",)),
     "layer norm": Arm(("front_end.session_layer.layer_norm=true",)),
     "weight decay 0.1": Arm(("optimizer.weight_decay.weights=0.1",)),
-    "ssm": Arm(SSM, recipe="mode-ssm-small"),
+    "ssm": Arm(SSM),
     "tiny-best": Arm(recipe="tiny-best"),
-    # Cheap steps, and one change at a time to them.
+    # Cheap steps, and changes to them.
     "cheap steps": Arm(CHEAP),
     "cheap steps, batch 16": Arm((*CHEAP, "data.batching.batch_size=16")),
     "cheap steps, no dilation": Arm((*CHEAP, PATCH % (16, 6, 1))),
@@ -142,6 +146,26 @@ ARMS: dict[str, Arm] = {
             "front_end.session_layer.dropout=0.2",
         )
     ),
+    # Cheap steps, state-space encoder and weight decay; without each, and with each further ingredient.
+    "best": Arm(BEST),
+    "best without ssm": Arm((*CHEAP, "optimizer.weight_decay.weights=0.1")),
+    "best without cheap steps": Arm((*SSM, "optimizer.weight_decay.weights=0.1")),
+    "best without weight decay": Arm((*CHEAP, *SSM)),
+    "best, speed 10 %": Arm((*BEST, "augment.speed_change=0.1")),
+    "best, channel dropout 10 %": Arm((*BEST, "augment.channel_dropout=0.1")),
+    "best, masks": Arm((*BEST, MASKS % (10, 0.05))),
+    "best, cr-ctc, masks": Arm((*BEST, CR % 0.2, MASKS % (10, 0.05))),
+    "best, intermediate ctc": Arm((*BEST, "loss.intermediate.layers=[1]")),
+    "best, ema 0.99": Arm((*BEST, "ema.decay=0.99")),
+    "best, session rank 8": Arm((*BEST, "front_end.session_layer.rank=8")),
+    "best, speaking mode": Arm((*BEST, "mode.enabled=true")),
+    "best, transducer, both heads": Arm((*BEST, *TRANSDUCER), head="both"),
+    "best, alignment": Arm(BEST, last_stage=(0.2, "alignment", "ctc: 0.5, alignment: 0.5")),
+    "best, distilled": Arm(BEST, teacher=(*BEST, "encoder.bidirectional=true")),
+    "best, distilled, delay 2": Arm(
+        (*BEST, "loss.distillation.delay=2"), teacher=(*BEST, "encoder.bidirectional=true")
+    ),
+    "best, pretrained": Arm(BEST, pretrain_share=0.2),
 }
 
 
@@ -224,14 +248,16 @@ def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int, 
         n_steps = round(arm.pretrain_share * budget / cost)
         train_one(arm.recipe, store, work / "pretrained", [*arm.changes, *PRETRAINING], n_steps, seed)
         budget *= 1 - arm.pretrain_share
-    cost = step_cost(out, cohort, store, name, arm, changes)
-    if not arm.align_share:
-        return round(budget / cost), changes
-    aligned = step_cost(out, cohort, store, f"{name}, fine-tuning", arm, ("loss.alignment.weight=1",))
-    first, second = round((1 - arm.align_share) * budget / cost), round(arm.align_share * budget / aligned)
+    if arm.last_stage is None:
+        return round(budget / step_cost(out, cohort, store, name, arm, changes)), changes
+    share, loss, weights = arm.last_stage
+    without = ("transducer.enabled=false",) if loss == "rnnt" else ()
+    cost = step_cost(out, cohort, store, f"{name}, without {loss}", arm, without)
+    last_cost = step_cost(out, cohort, store, f"{name}, with {loss}", arm, (f"loss.{loss}.weight=1",))
+    first, second = round((1 - share) * budget / cost), round(share * budget / last_cost)
     stages = (
         f"{{name: ctc, steps: {first}, losses: {{ctc: 1}}, schedule: continue}}",
-        f"{{name: align, steps: {second}, losses: {{ctc: 0.5, alignment: 0.5}}, schedule: continue}}",
+        f"{{name: {loss}, steps: {second}, losses: {{{weights}}}, schedule: continue}}",
     )
     return first + second, [f"stages=[{', '.join(stages)}]"]
 

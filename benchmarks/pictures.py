@@ -39,7 +39,7 @@ def opened(page: Path | str, width: int = WIDTH, height: int = 900) -> Iterator[
         browser = driver.chromium.launch(executable_path=chromium, args=ARGS)
         shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         shown.goto(page.resolve().as_uri() if isinstance(page, Path) else page)
-        shown.wait_for_selector(".plot[data-drawn], #charts[data-drawn]")
+        shown.wait_for_selector(".plot[data-drawn]")
         shown.wait_for_timeout(1500)
         yield shown
         browser.close()

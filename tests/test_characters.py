@@ -28,7 +28,9 @@ from arcuate.insight.ledger import write_ledger
 from arcuate.insight.report import write_report
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import open_lexicon
+from arcuate.live.config import LiveSettings
 from arcuate.live.decoder import StreamingDecoder
+from arcuate.live.server import page_info
 from arcuate.models.io import load_model
 from arcuate.run import Run
 
@@ -136,6 +138,7 @@ def test_streaming_decodes_characters(character_run: Path) -> None:
     decoder.push(store.read_bins(trial))
     hypothesis = decoder.finish()
     assert all(0 < token < len(CHARACTERS) for token in hypothesis.tokens)
+    assert page_info(decoder, None, LiveSettings())["unit"] == "character"  # named so on the live page
 
 
 def test_a_model_of_another_alphabet_is_rejected(character_run: Path, cohort_store: Path) -> None:

@@ -162,12 +162,12 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
 def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, words: bool) -> None:
     pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
     from arcuate.live.serve import prepare_server
-    from arcuate.live.server import _model_info
+    from arcuate.live.server import page_info
 
     options: dict = {} if words else {"lm": None, "record": tmp_path / "record", "record_session": "t15.2023.08.11"}
     server = prepare_server(folder / "model.arcx", data=folder / "store", port=0, speed=64.0, **options)
     live = server.live
-    assert _model_info(live.session.decoder, None, live.settings)["n_words"] == (87 if words else 0)
+    assert page_info(live.session.decoder, None, live.settings)["n_words"] == (87 if words else 0)
     finals: list[dict] = []
     done = threading.Event()
 

@@ -149,7 +149,7 @@ def test_a_token_is_required_where_the_board_is_public(folder: Path) -> None:
 
 def test_overlay_is_bounded(folder: Path) -> None:
     board = refreshed(folder)
-    assert overlay(board, ["first"])["figures"][0]["title"].startswith("PER")
+    assert "<h3>PER on validation</h3>" in overlay(board, ["first"])
     with pytest.raises(UserError, match="at most"):
         overlay(board, ["first"] * 100)
 
@@ -275,15 +275,19 @@ def test_board_in_a_browser(folder: Path, browser: Any) -> None:
             assert names(page)[0] == "sub/second" and "sort=best_per" in page.url
             for name in ("first", "sub/second"):
                 page.check(f"tr[data-run='{name}'] input")
-            page.wait_for_selector("#charts[data-drawn='2']")
+            for place in ("first", "last"):
+                page.wait_for_selector(f"#charts figure:{place}-child .plot[data-drawn]")
             page.wait_for_selector("text=second is better than first")
             assert "run=first" in page.url
             make_run(folder / "new", per=0.25, minute=5)
             page.wait_for_selector("tr[data-run='new']")
-            page.click("#legend button")
-            assert page.query_selector("#legend button.off") is not None
+            page.wait_for_selector("#charts .mark-line path[aria-label*='series: first;']", state="attached")
+            page.click("#charts .legend button:text-is('first')")
+            for place in ("first", "last"):  # hidden in both charts
+                line = f"#charts figure:{place}-child .mark-line path[aria-label*='series: first;']"
+                page.wait_for_selector(line, state="detached")
         with opened(browser, f"{address}?filter=second&sort=best_per&run=first") as page:
-            page.wait_for_selector("#charts[data-drawn]")
+            page.wait_for_selector("#charts .plot[data-drawn]")
             assert names(page) == ["sub/second"] and page.input_value("#filter") == "second"
         with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
             page.wait_for_selector("tr[data-run='first']")

@@ -209,7 +209,7 @@ def test_hovering_over_a_word_shows_alternatives(page) -> None:
     others = json.loads(word.get_attribute("data-others"))
     word.hover()
     page.wait_for_selector("#tip:not([hidden])")
-    assert page.inner_text("#tip").split("\n") == ["or", *others]
+    assert page.inner_text("#tip").split("\n")[-len(others) - 1 :] == ["or", *others]  # below details of a final word
     page.mouse.move(2, 2)
     page.wait_for_selector("#tip", state="hidden")
     word.focus()
@@ -221,6 +221,21 @@ def test_hovering_over_a_word_shows_alternatives(page) -> None:
     page.keyboard.press("ArrowRight")  # the next trial has no words yet
     page.wait_for_selector("#words .hint")
     page.wait_for_selector("#tip", state="hidden")
+    page.wait_for_selector("#state:not([data-state=paused])")
+
+
+def test_low_confidence_is_marked_and_a_click_shows_it(page, served: Served) -> None:
+    pause_on_alternatives(page)
+    final = {"type": "final", "text": "thank you", "words": ["thank", "you"], "alternatives": [["think"], []]}
+    served.live.broadcaster.publish({**final, "confidences": [0.97, 0.314], "doubtful": [1]})
+    page.wait_for_selector("#words[data-kind=final] .doubtful:text-is('you')")
+    assert page.locator("#words .doubtful").count() == 1
+    page.click("#words .doubtful")
+    page.wait_for_selector("#tip:has-text('confidence 31 %')")
+    page.click("#words .word:text-is('thank')")
+    page.wait_for_selector("#tip:has-text('confidence 97 %')")
+    assert page.inner_text("#tip").split("\n") == ["confidence 97 %", "or", "think"]
+    page.keyboard.press("ArrowRight")
     page.wait_for_selector("#state:not([data-state=paused])")
 
 

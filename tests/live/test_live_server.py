@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,10 +57,17 @@ def test_page_health_and_description(plain: Served) -> None:
     assert status == 200 and "Arcuate" in page and "http" not in page.replace("http-equiv", "")
     for asset in ("live.js", "scroll.js", "live.css", "icon.svg"):
         assert plain.get(f"/page/{asset}")[0] == 200
+    theme, style = (plain.get(f"/page/{name}.css")[1] for name in ("theme", "live"))
+    assert all(f"{name}:" in theme for name in re.findall(r"var\((--[a-z-]+)\)", style))
     health = json.loads(plain.get("/healthz")[1])
     assert health["status"] == "ok" and health["missed_deadlines"] == 0
     info = json.loads(plain.get("/info")[1])
-    assert info["n_channels"] == 6 and info["delay_ms"]["total"] == 140.0 and info["replay"] is None
+    assert (
+        info["unit"] == "phoneme"
+        and info["n_channels"] == 6
+        and info["delay_ms"]["total"] == 140.0
+        and info["replay"] is None
+    )
     assert plain.get("/page/../server.py")[0] in (404, 400) and plain.get("/openapi.json")[0] == 404
 
 

@@ -183,6 +183,7 @@ COMMANDS = {
         slow=True,
         partial=True,
         keep=["store"],
+        codes=(0, 1, 2),  # 1: the other cells are still being trained by another worker
     ),
 }  # fmt: skip
 

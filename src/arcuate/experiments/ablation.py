@@ -17,6 +17,7 @@ from arcuate.config import Overrides, override_list, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
+from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.multi_seed import seed_overrides
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
@@ -389,10 +390,19 @@ def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) 
                 if is_trained(cell) and not is_scored(experiment, cell):
                     checkpoint, label = experiment.checkpoint, experiment.label
                     evaluate(cell.run, split=experiment.split, data=experiment.data, checkpoint=checkpoint, label=label)
+                elif is_trained(cell):
+                    _complete_card(experiment, cell)
         done += cell.n_steps
         if progress is not None:
             progress(done, n_steps, "training")
     return failed
+
+
+def _complete_card(experiment: Experiment, cell: Cell) -> None:
+    """Write the model card of a scored cell again if the process was killed between its results and its card."""
+    card, summary = cell.run.card_file, cell.run.results_file(experiment.split, experiment.label, "json")
+    if not card.is_file() or card.stat().st_mtime_ns < summary.stat().st_mtime_ns:
+        refresh_card(cell.run)
 
 
 def _report_step(progress: Progress, before: int, n_steps: int, name: str, rows: list[dict[str, Any]]) -> None:

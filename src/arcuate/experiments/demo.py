@@ -23,6 +23,7 @@ from arcuate.training.callbacks import Callback
 from arcuate.training.tracking import check_trackers
 
 _MARKER = ".made-by-demo"
+_RECIPE = "tiny-best"
 _SESSIONS, _TRIALS, _ELECTRODES, _DIFFICULTY, _SEED = 6, 250, 64, "real", 0
 
 
@@ -58,7 +59,7 @@ def run_demo(
     started = time.perf_counter()
     run, data = Path(run), Path(data)
     source, store, listed = data / "source", data / "store", override_list(overrides)
-    recipe = load_recipe("tiny", listed)  # errors come before anything is removed
+    recipe = load_recipe(_RECIPE, listed)  # errors come before anything is removed
     check_trackers(recipe.track)
     choose_device(recipe.runtime.device)
     _check_folders(run, data)
@@ -77,8 +78,8 @@ def run_demo(
     )
     _log_step(2, f"arcuate prepare {source} {store}")
     prepared = prepare_store(source, store, progress=progress)
-    _log_step(3, f"arcuate train tiny --data {store} --run {run} {' '.join(listed)}")
-    trained = train("tiny", store, run, overrides=listed, callbacks=callbacks, progress=progress)
+    _log_step(3, f"arcuate train {_RECIPE} --data {store} --run {run} {' '.join(listed)}")
+    trained = train(_RECIPE, store, run, overrides=listed, callbacks=callbacks, progress=progress)
     _log_step(4, f"arcuate evaluate {run} --split val")
     evaluation = evaluate(run, progress=progress)
     _log_step(5, f"arcuate decode {run} --nbest 5")

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import json
 import os
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -318,12 +319,12 @@ def _require_ancestor(name: str) -> str:
 
 _HEAD = """# Settings
 
-Every setting of a recipe. This page is generated: `arcuate recipes settings > docs/settings.md`. A test keeps it up to
-date.
+Every setting of a recipe. This page is generated: `arcuate recipes settings > docs/settings.md`. A
+test keeps it up to date.
 
-Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind` of a component
-replaces the component: set the kind first, then the settings that it needs (`schedule.kind=constant
-schedule.lr=0.001`).
+Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind`
+of a component replaces the component: set the kind first, then the settings that it needs
+(`schedule.kind=constant schedule.lr=0.001`).
 """
 
 
@@ -393,7 +394,9 @@ def to_markdown() -> str:
             continue  # already listed under another path
         lines += [f"## {title}", ""]
         if part.description:
-            lines += [part.description, ""]
+            paragraphs = part.description.split("\n\n")
+            wrapped = [textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
+            lines += ["\n\n".join(wrapped), ""]
         lines += ["| setting | type | default | range | description |", "|---|---|---|---|---|"]
         for s in part.settings:
             meaning = s.meaning.replace("|", "\\|")

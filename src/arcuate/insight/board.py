@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.curves import group_colours, overlaid_curves
 from arcuate.evaluation.charts.formats import finite_int, finite_number
-from arcuate.evaluation.charts.theme import colour
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.ledger import ledger_page, write_ledger
-from arcuate.insight.overlay import is_simulated
-from arcuate.insight.render import environment, make_figure, style_sheet, vega_bundle
+from arcuate.insight.overlay import is_simulated, overlaid_figures
+from arcuate.insight.render import environment, render_part, style_sheet, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry, value_text
@@ -378,7 +376,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/assets/{name}")
     def asset(name: str) -> Response:
-        kinds = {"vega.js": "text/javascript", "board.js": "text/javascript", "board.css": "text/css"}
+        kinds = dict.fromkeys(("vega.js", "page.js", "board.js"), "text/javascript") | {"board.css": "text/css"}
         if name not in kinds:
             return PlainTextResponse("not found", 404)
         return Response(_asset(name), media_type=kinds[name])
@@ -394,7 +392,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
-        return json_response(overlay(board, run))
+        return json_response({"html": overlay(board, run)})
 
     @app.get("/api/compare")
     def compare_runs(run: list[str] = Query()) -> Response:
@@ -439,15 +437,11 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     return app
 
 
-def overlay(board: Board, names: Sequence[str]) -> dict[str, Any]:
-    """Overlaid learning curves of runs as Vega-Lite specifications, with the colour of each run."""
+def overlay(board: Board, names: Sequence[str]) -> str:
+    """Overlaid learning curves of runs as a part of the page."""
     runs = _selected(board, names)
     logs = [(name, run.metrics()) for name, run in zip(names, runs, strict=True)]
-    figures = [make_figure(chart) for chart in overlaid_curves(logs, run_rate_name(*runs))]
-    return {
-        "figures": [{"title": figure.title, "spec": figure.spec} for figure in figures],
-        "colours": {name: {"colour": colour(c), "dash": dash} for name, (c, dash) in group_colours(names).items()},
-    }
+    return render_part("overlay.html", figures=overlaid_figures(logs, run_rate_name(*runs)))[0]
 
 
 def _selected(board: Board, names: Sequence[str]) -> list[Run]:

@@ -286,14 +286,19 @@ def _embedded_json(value: Any) -> Any:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
+def render_part(template: str, **context: Any) -> tuple[str, int]:
+    """A part of a page, and how many charts it has."""
+    charts = _Charts()
+    shared = {"simulated_note": SIMULATED_NOTE, "charts": charts}
+    return environment().get_template(template).render(**shared, **context), charts.n
+
+
 def render(template: str, *, title: str, simulated: bool = False, **context: Any) -> str:
     """A complete page. `simulated` marks it as made from simulated data."""
     from markupsafe import Markup
 
-    charts = _Charts()
-    shared = {"title": title, "simulated": simulated, "simulated_note": SIMULATED_NOTE, "charts": charts}
-    body = environment().get_template(template).render(**shared, **context)
-    scripts = [*([vega_bundle()] if charts.n else []), page_script()]
+    body, n_charts = render_part(template, title=title, simulated=simulated, **context)
+    scripts = [*([vega_bundle()] if n_charts else []), page_script()]
     return (
         environment()
         .get_template("document.html")

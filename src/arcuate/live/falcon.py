@@ -38,7 +38,7 @@ class FalconResult:
     cer: float
     held_out_wer: float | None
     held_out_cer: float | None
-    normalised_latency: float  # computation time / duration of the recording
+    normalised_latency: float  # wall time of the decoder / duration of the recording
     n_files: int
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
-from arcuate.data.alphabet import BLANK, encode, token_groups
+from arcuate.data.alphabet import BLANK, encode, token_groups, token_unit
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.evaluation.charts import theme
 from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
@@ -155,7 +156,7 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.get("/info")
     def info() -> Response:
-        return json_response(_model_info(live.decoder, live.source, live.settings))
+        return json_response(page_info(live.decoder, live.source, live.settings))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -170,6 +171,10 @@ def make_app(live: LiveServer) -> FastAPI:
             await live.receiver.serve(live.session, socket)
         else:
             await socket.close(_POLICY, "this server does not accept bins; start it with --source socket")
+
+    @app.get("/page/theme.css")
+    def style() -> Response:
+        return Response(theme.style_sheet(switchable=True), media_type="text/css")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
     return app
@@ -247,7 +252,7 @@ async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
             await socket.send_text(message)
 
 
-def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
+def page_info(decoder: SentenceStream, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
     """Description of the model and of the trials to replay, fetched once by the page."""
     engine, delay, sessions = decoder.engine, decoder.delay, decoder.sessions
     has_bins = not isinstance(source, RedisLogits)
@@ -255,6 +260,7 @@ def _model_info(decoder: SentenceStream, source: Source | None, settings: LiveSe
         "n_channels": decoder.n_channels,
         "features": _channel_layout(decoder.n_channels, sessions[-1]) if has_bins else [],
         "classes": list(decoder.layout.classes),
+        "unit": token_unit(decoder.layout.classes),
         "groups": _token_rows(decoder.layout.classes),
         "sessions": list(sessions),
         "session": decoder.session,

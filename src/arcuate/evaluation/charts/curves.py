@@ -20,7 +20,7 @@ from arcuate.run import RunLike, open_run
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
 _LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
-_MARGIN = 1.02  # the axis ends after the last step, because zooming clips marks at its end
+_MARGIN = 0.02  # fraction of the axis after the last step, before the first too for dots: zooming clips marks there
 MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 
@@ -140,13 +140,17 @@ def line_chart(
     Lines of one name share its entry in the legend.
     """
     rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
-    end = last if last is not None else max((row["step"] for row in rows), default=1.0)
+    end = max(float(last if last is not None else max((row["step"] for row in rows), default=1.0)), 1.0)
     styles = {line.name: line for line in lines}
     colours = colours_by("series", {name: line.colour for name, line in styles.items()})
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_x("step", x_title, (0.0, _MARGIN * max(float(end), 1.0))), color=colours, detail="line:N")
+        .encode(
+            x=_x("step", x_title, (-_MARGIN * end if dots else 0.0, (1 + _MARGIN) * end)),
+            color=colours,
+            detail="line:N",
+        )
     )
     drawn: list[Chart] = []
     if with_band := any("low" in row for row in rows):

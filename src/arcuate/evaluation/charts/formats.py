@@ -71,18 +71,6 @@ def duration(seconds: float) -> str:
     return f"{hours}\u202fh {minutes}\u202fmin" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def tick_label(value: float) -> str:
-    """0.003, 12, 20k."""
-    if value and abs(value) >= 10_000:
-        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if abs(value) >= size:
-                return f"{value / size:g}{unit}"
-    if value and abs(value) < 1e-4:
-        mantissa, _, exponent = f"{value:.0e}".partition("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
 def split_name(split: str) -> str:
     return _SPLIT_NAMES.get(split, split)
 

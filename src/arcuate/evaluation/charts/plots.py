@@ -197,7 +197,7 @@ def scatter_chart(
         axis.format = "~e"
     x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
     if numeric:
-        x = x.scale(type="log") if wide else x.scale(zero=False)
+        x = x.scale(type="log", padding=8) if wide else x.scale(zero=False, padding=8)
     chart = (
         alt.Chart(alt.Data(values=[row if numeric else {**row, "value": str(row["value"])} for row in rows]))
         .transform_filter("indexof(hidden, datum.state) < 0")

@@ -9,15 +9,15 @@ import re
 from typing import Any
 
 LIGHT = {
-    "paper": "#fcfbf8", "card": "#ffffff", "ink": "#1b1f26", "quiet": "#5a6270", "line": "#e3dfd6", "ground": "#f3f0e9",
-    "blue": "#1d5fa6", "train": "#8a8f99", "orange": "#b4470b", "purple": "#8a3f86", "teal": "#0b7269",
-    "gold": "#8a6100", "rose": "#b03a5b", "heat": "#12406e",
+    "paper": "#fcfbf8", "card": "#ffffff", "ink": "#1b1f26", "quiet": "#5a6270", "pale": "#83878e",
+    "line": "#e3dfd6", "ground": "#f3f0e9", "blue": "#1d5fa6", "train": "#8a8f99", "orange": "#b4470b",
+    "purple": "#8a3f86", "teal": "#0b7269", "gold": "#8a6100", "rose": "#b03a5b", "heat": "#12406e",
     "sub-ground": "#fce9de", "ins-ground": "#e1edf9", "del-ground": "#f5e6f4",
 }  # fmt: skip
 DARK = {
-    "paper": "#14171c", "card": "#1b1f26", "ink": "#e9e7e1", "quiet": "#a0a8b5", "line": "#323843", "ground": "#20252d",
-    "blue": "#79b3f0", "train": "#8d95a3", "orange": "#ff9a62", "purple": "#dd9ad8", "teal": "#4fc4b5",
-    "gold": "#e0b04a", "rose": "#f08aa6", "heat": "#8cc4ff",
+    "paper": "#14171c", "card": "#1b1f26", "ink": "#e9e7e1", "quiet": "#a0a8b5", "pale": "#757d89",
+    "line": "#323843", "ground": "#20252d", "blue": "#79b3f0", "train": "#8d95a3", "orange": "#ff9a62",
+    "purple": "#dd9ad8", "teal": "#4fc4b5", "gold": "#e0b04a", "rose": "#f08aa6", "heat": "#8cc4ff",
     "sub-ground": "#43291a", "ins-ground": "#1b344f", "del-ground": "#3f2640",
 }  # fmt: skip
 SERIES = ("blue", "orange", "purple", "teal", "gold", "train", "ink", "rose")  # colours of runs and groups, in order
@@ -39,14 +39,15 @@ def resolve(text: str, palette: dict[str, str] = LIGHT) -> str:
     return _VARIABLE.sub(lambda match: palette.get(match[1], match[0]), text)
 
 
-def style_sheet() -> str:
-    """The CSS variables for light and dark screens."""
+def style_sheet(switchable: bool = False) -> str:
+    """The CSS variables for light and dark screens; if `switchable`, the attribute data-theme overrides the setting."""
     fonts = f"--serif: {SERIF}; --sans: {SANS}; --mono: {MONO};"
-    dark = f":root {{ {_declarations(DARK)} color-scheme: dark; }}"
+    dark = f"{{ {_declarations(DARK)} color-scheme: dark; }}"
+    root = ":root:not([data-theme=light])" if switchable else ":root"
     return (
         f":root {{ {_declarations(LIGHT)} {fonts} color-scheme: light; }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n"
-    )
+        f"@media screen and (prefers-color-scheme: dark) {{ {root} {dark} }}\n"
+    ) + (f":root[data-theme=dark] {dark}\n" if switchable else "")
 
 
 def _declarations(palette: dict[str, str]) -> str:

@@ -148,29 +148,10 @@
     const [response] = await Promise.all([fetch(`api/curves?${query(names)}`), load()]);
     const found = await response.json();
     if (drawn !== key || found.error) return;
-    const hidden = new Set(), views = [];
-    byId("legend").replaceChildren(...names.map((name) => {
-      const button = element("button", undefined, { type: "button", title: "click to hide or show" });
-      const mark = element("i", undefined, { class: `mark ${found.colours[name].dash ? "dash" : "line"}`, style: `--c: ${found.colours[name].colour}` });
-      button.append(mark, name);
-      button.addEventListener("click", () => {
-        button.classList.toggle("off");
-        if (hidden.has(name)) hidden.delete(name); else hidden.add(name);
-        for (const view of views) view.signal("hidden", [...hidden]).runAsync();
-      });
-      return button;
-    }));
-    const figures = found.figures.map(({ title }) => {
-      const figure = element("figure", element("h3", title));
-      figure.append(element("div", undefined, { class: "plot" }));
-      return figure;
-    });
-    byId("charts").replaceChildren(...figures);
-    for (const [i, { spec }] of found.figures.entries()) {
-      const { view } = await vegaEmbed(figures[i].querySelector(".plot"), spec, { actions: false, renderer: "svg", ast: true, tooltip: { theme: "custom" } });
-      views.push(view);
-    }
-    byId("charts").dataset.drawn = String(views.length);
+    const off = new Set([...byId("charts").querySelectorAll("button.off")].map((button) => button.dataset.series));
+    byId("charts").innerHTML = found.html; // escaped by the template
+    for (const button of byId("charts").querySelectorAll("button[data-series]")) button.classList.toggle("off", off.has(button.dataset.series));
+    setUpPage(byId("charts"));
     await difference(names);
   };
 

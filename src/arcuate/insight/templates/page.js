@@ -1,37 +1,35 @@
 // Draws the charts of a page when they come into view, and links them: hidden series, highlighted session or phoneme.
+// The board calls `setUpPage` for what it adds later.
 "use strict";
-(() => {
-  const views = [];
+const setUpPage = (() => {
+  let views = [];
   const linked = ["session", "phoneme"];
   const now = {};
 
   const draw = async (node) => {
-    const id = node.dataset.chart;
-    const spec = JSON.parse(document.getElementById(id).textContent);
+    const spec = JSON.parse(document.getElementById(node.dataset.chart).textContent);
     try {
       const options = { actions: false, renderer: "svg", ast: true, tooltip: { theme: "custom" } };
       const { view } = await vegaEmbed(node, spec, options);
       const names = (spec.params || []).map((param) => param.name);
-      views.push({ view, names });
+      views.push({ view, names, node });
       node.style.minHeight = "";
       view.addEventListener("pointerover", (event, item) => {
         for (const key of linked) if (item && item.datum && typeof item.datum[key] === "string") highlight(key, item.datum[key]);
       });
       view.addEventListener("pointerout", () => linked.forEach((key) => highlight(key, "")));
-      const figure = node.closest("figure");
-      for (const button of figure ? figure.querySelectorAll("button[data-series]") : []) {
-        button.addEventListener("click", () => {
-          button.classList.toggle("off");
-          const off = [...figure.querySelectorAll("button.off")].map((b) => b.dataset.series);
-          view.signal("hidden", off).runAsync();
-        });
-      }
+      hide(node.closest(".linked, figure"));
       node.dataset.drawn = "yes";
     } catch (error) { // show the static drawing instead
       const fallback = node.parentNode.querySelector("noscript");
       if (fallback) node.innerHTML = fallback.textContent;
       console.error(error);
     }
+  };
+
+  const hide = (group) => { // the series that are crossed out in the legend of a figure or of a group of figures
+    const off = [...group.querySelectorAll("button.off")].map((button) => button.dataset.series);
+    for (const { view, names, node } of views) if (group.contains(node) && names.includes("hidden")) view.signal("hidden", off).runAsync();
   };
 
   const highlight = (key, value) => {
@@ -41,31 +39,6 @@
     for (const row of document.querySelectorAll(`[data-${key}]`)) row.classList.toggle("lit", value !== "" && row.dataset[key] === value);
   };
 
-  for (const key of linked) {
-    for (const row of document.querySelectorAll(`[data-${key}]`)) {
-      row.addEventListener("pointerenter", () => highlight(key, row.dataset[key]));
-      row.addEventListener("pointerleave", () => highlight(key, ""));
-    }
-  }
-
-  for (const button of document.querySelectorAll("button.copy")) {
-    button.addEventListener("click", async () => {
-      const text = button.parentNode.querySelector("pre").textContent.trim();
-      const area = Object.assign(document.createElement("textarea"), { value: text });
-      try {
-        await navigator.clipboard.writeText(text);
-      } catch { // no clipboard on file:// pages of some browsers
-        document.body.append(area);
-        area.select();
-        document.execCommand("copy");
-        area.remove();
-      }
-      button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 1500);
-    });
-  }
-
-  const plots = document.querySelectorAll(".plot[data-chart]");
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
@@ -73,6 +46,44 @@
       draw(entry.target);
     }
   }, { rootMargin: "600px" });
-  plots.forEach((node) => observer.observe(node));
-  window.addEventListener("beforeprint", () => plots.forEach((node) => { if (!node.dataset.drawn) { observer.unobserve(node); draw(node); } }));
+
+  const setUp = (root) => { // the charts and buttons below an element
+    for (const { view, node } of views) if (!node.isConnected) view.finalize();
+    views = views.filter(({ node }) => node.isConnected);
+    for (const key of linked) {
+      for (const row of root.querySelectorAll(`[data-${key}]`)) {
+        row.addEventListener("pointerenter", () => highlight(key, row.dataset[key]));
+        row.addEventListener("pointerleave", () => highlight(key, ""));
+      }
+    }
+    for (const button of root.querySelectorAll("button.copy")) {
+      button.addEventListener("click", async () => {
+        const text = button.parentNode.querySelector("pre").textContent.trim();
+        const area = Object.assign(document.createElement("textarea"), { value: text });
+        try {
+          await navigator.clipboard.writeText(text);
+        } catch { // no clipboard on file:// pages of some browsers
+          document.body.append(area);
+          area.select();
+          document.execCommand("copy");
+          area.remove();
+        }
+        button.textContent = "Copied";
+        setTimeout(() => { button.textContent = "Copy"; }, 1500);
+      });
+    }
+    for (const button of root.querySelectorAll("button[data-series]")) {
+      button.addEventListener("click", () => {
+        button.classList.toggle("off");
+        hide(button.closest(".linked, figure"));
+      });
+    }
+    for (const node of root.querySelectorAll(".plot[data-chart]")) observer.observe(node);
+  };
+
+  setUp(document);
+  window.addEventListener("beforeprint", () => {
+    for (const node of document.querySelectorAll(".plot[data-chart]:not([data-drawn])")) { observer.unobserve(node); draw(node); }
+  });
+  return setUp;
 })();

@@ -58,7 +58,7 @@ function alignedNodes(event) {
     if (part.op === "deletion") return make("span", "deletion", part.word);
     const others = event.alternatives?.[position] ?? [];
     const node = doubt(wordNode(part.word, part.op, others), event, position++);
-    if (part.reference) node.title = [node.title, `reference: ${part.reference}`].filter(Boolean).join(", ");
+    if (part.reference) detail(node, `reference: ${part.reference}`);
     return node;
   });
 }
@@ -72,9 +72,14 @@ function doubt(node, event, i) { // marks a word below the acceptance threshold
   const confidence = event.confidences?.[i];
   if (confidence === undefined) return node;
   node.dataset.confidence = confidence;
-  node.title = `confidence ${Math.round(100 * confidence)} %`;
+  detail(node, `confidence ${Math.round(100 * confidence)} %`);
   if (event.doubtful?.includes(i)) node.classList.add("doubtful");
   return node;
+}
+
+function detail(node, text) { // a line of what a click on the word shows
+  node.dataset.details = JSON.stringify([...JSON.parse(node.dataset.details ?? "[]"), text]);
+  node.setAttribute("aria-label", `${node.getAttribute("aria-label") ?? node.textContent}, ${text}`);
 }
 
 let lastFinal = null;
@@ -159,14 +164,17 @@ function showTrial(event) {
   }
 }
 
-// --- alternatives on hover -----------------------------------------------------------------------------
+// --- confidence and alternatives on hover, click or focus ------------------------------------------------
 
+const EXPLAINED = ".word:is([data-others], [data-details])";
 let tipped = null; // word whose alternatives are shown
 function tip(node) {
   const box = byId("tip");
   tipped = node;
   if (!node || !node.isConnected) { box.hidden = true; return; }
-  box.replaceChildren(make("small", "", "or"), ...JSON.parse(node.dataset.others).map((o) => make("div", "", o)));
+  const { others = "[]", details = "[]" } = node.dataset, alternatives = JSON.parse(others).map((o) => make("div", "", o));
+  box.replaceChildren(...JSON.parse(details).map((text) => make("small", "", text)));
+  if (alternatives.length) box.append(make("small", "", "or"), ...alternatives);
   box.hidden = false;
   const at = node.getBoundingClientRect();
   const left = Math.min(Math.max(8, at.left), innerWidth - box.offsetWidth - 8);
@@ -178,21 +186,21 @@ let pointer = null;
 function refreshTip() { // words are redrawn while the pointer rests
   if (!tipped) return;
   const under = pointer ? document.elementFromPoint(...pointer) : document.activeElement;
-  tip(under?.closest?.(".word.choice") ?? null);
+  tip(under?.closest?.(EXPLAINED) ?? null);
 }
 for (const kind of ["pointermove", "pointerdown"]) // touch has no pointermove before pointerdown
   document.addEventListener(kind, (e) => {
     pointer = [e.clientX, e.clientY];
-    const node = e.target.closest?.(".word.choice") ?? null;
+    const node = e.target.closest?.(EXPLAINED) ?? null;
     if (node !== tipped) tip(node);
   });
 document.addEventListener("focusin", (e) => {
   if (e.target.matches?.(":focus-visible")) pointer = null; // by keyboard: ignore the resting mouse
-  tip(e.target.closest?.(".word.choice") ?? null);
+  tip(e.target.closest?.(EXPLAINED) ?? null);
 });
 document.addEventListener("scroll", () => tip(null));
 document.addEventListener("keydown", (e) => { if (e.key === "Escape") tip(null); });
-document.addEventListener("click", (e) => { const n = e.target.closest?.(".word.choice"); if (n) tip(n); });
+document.addEventListener("click", (e) => { const n = e.target.closest?.(EXPLAINED); if (n) tip(n); });
 
 // --- state, latency, faults ------------------------------------------------------------------------------
 
@@ -255,7 +263,7 @@ function drawSpark(deadline) {
   pen.clearRect(0, 0, canvas.width, canvas.height);
   const top = Math.max(deadline / 4, ...latencies.map((s) => s[1])) * 1.1;
   const y = (v) => canvas.height - 2 - (v / top) * (canvas.height - 4);
-  for (const [k, colour] of [[1, "--line"], [0, "--accent"]]) {
+  for (const [k, colour] of [[1, "--line"], [0, "--blue"]]) {
     pen.strokeStyle = style.getPropertyValue(colour);
     pen.lineWidth = 2;
     pen.beginPath();
@@ -291,10 +299,11 @@ function buildPanels() {
     const first = feature.arrays[0].first;
     const n = feature.arrays.reduce((sum, array) => sum + array.n, 0);
     const edges = feature.arrays.slice(1).map((array) => (array.first - first) / n);
-    rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "warm" : "cool", edges) });
+    rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "orange" : "blue", edges) });
   });
   buildPhonemes();
   byId("frame-ms").textContent = info.frame_ms;
+  for (const node of document.querySelectorAll(".unit")) node.textContent = info.unit;
   const d = info.delay_ms;
   byId("delay").textContent = `model delay ${d.total} ms (smoothing ${d.smoothing}, patches ${d.patch}${d.encoder ? `, encoder ${d.encoder}` : ""})`;
 }
@@ -309,7 +318,7 @@ function buildPhonemes() { // rows by kind, as in the report
     return label;
   }));
   const canvas = byId("posteriors");
-  phonemes = new Scroll(canvas, WINDOW, rows.length, "ink", edges.slice(0, -1));
+  phonemes = new Scroll(canvas, WINDOW, rows.length, "purple", edges.slice(0, -1));
   phonemes.order = rows;
   canvas.onpointermove = (e) => {
     const row = rows[Math.floor((e.offsetY / canvas.clientHeight) * rows.length)];

@@ -1,24 +1,14 @@
 // A scrolling image: columns are bins, rows are channels; the newest column is at the right edge.
 
-const MAPS = { // colours from low to high for the light and the dark theme
-  cool: [[[255, 255, 255], [190, 224, 232], [66, 148, 170], [8, 62, 92]], [[23, 27, 30], [16, 66, 82], [44, 150, 170], [190, 244, 250]]],
-  warm: [[[255, 255, 255], [250, 226, 190], [226, 142, 60], [140, 58, 10]], [[23, 27, 30], [88, 48, 16], [214, 126, 44], [255, 232, 190]]],
-  ink: [[[250, 250, 248], [214, 210, 228], [112, 92, 160], [38, 18, 74]], [[27, 31, 35], [58, 46, 92], [146, 120, 214], [240, 228, 255]]],
-};
+const MIDDLE = 0.7; // value that is drawn in the colour of the theme
 
-function isDark() {
-  const theme = document.documentElement.dataset.theme;
-  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function colourMap(name) {
-  const stops = MAPS[name][isDark() ? 1 : 0];
-  const colours = new Uint8ClampedArray(256 * 3);
-  for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (stops.length - 1), k = Math.min(Math.floor(at), stops.length - 2), t = at - k;
-    for (let c = 0; c < 3; c++) colours[3 * i + c] = stops[k][c] * (1 - t) + stops[k + 1][c] * t;
-  }
-  return colours;
+function colourMap(name) { // 256 colours from the card over a colour of the theme to the ink
+  const style = getComputedStyle(document.documentElement);
+  const channels = (key) => style.getPropertyValue(`--${key}`).match(/[0-9a-f]{2}/gi).map((hex) => parseInt(hex, 16));
+  const [card, colour, ink] = ["card", name, "ink"].map(channels);
+  const mix = (a, b, t) => a.map((value, c) => value * (1 - t) + b[c] * t);
+  const at = (x) => (x < MIDDLE ? mix(card, colour, x / MIDDLE) : mix(colour, ink, (x - MIDDLE) / (1 - MIDDLE)));
+  return Uint8ClampedArray.from(Array.from({ length: 256 }, (_, i) => at(i / 255)).flat());
 }
 
 export class Scroll {
