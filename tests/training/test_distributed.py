@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -159,6 +159,21 @@ def test_the_data_loader_pins_batches(monkeypatch: pytest.MonkeyPatch, cohort_st
     batch = next(training_batches(planned, 0, 1, workers=0))
     assert isinstance(pin_memory(batch), Batch)
     assert any(t is batch.bins for t in pinned)
+
+
+def test_full_shared_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, cohort_store: Path) -> None:
+    """A container has 64 MB of it by default. torch shares batches in a thread whose errors nobody waits for."""
+
+    def fail(tensor: torch.Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    planned = planned_batches(Store.open(cohort_store), load_recipe("tiny", ["data.batching.batch_size=2"]))
+    with closing(training_batches(planned, 0, None, workers=1)) as batches:
+        assert next(batches).bins.is_shared()
+    monkeypatch.setattr(torch.Tensor, "share_memory_", fail)
+    assert next(training_batches(planned, 0, 1, workers=0)).n_trials == 2
+    with pytest.raises(UserError, match=r"No space left on device.*--shm-size.*data\.workers=0"):
+        next(training_batches(planned, 0, 1, workers=1))
 
 
 @dataclasses.dataclass(frozen=True)

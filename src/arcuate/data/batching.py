@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from arcuate.data.config import Batching, BucketedBatching, SessionBatching, ShuffledBatching, StatisticsSpec
 from arcuate.data.store import Store, TrialInfo
@@ -282,9 +282,31 @@ class _ReadErrors(Dataset[Batch | Exception]):
 
     def __getitem__(self, position: int) -> Batch | Exception:
         try:
-            return self._data[position]
+            batch = self._data[position]
+            if get_worker_info() is not None:
+                _share(batch)
         except (UserError, OSError) as error:
             return error
+        return batch
+
+
+def _share(batch: Batch) -> None:
+    """Move a batch to the memory that a worker shares with training.
+
+    torch would do so in the thread that sends the batch; if the memory is full, nothing is sent then, and training
+    waits forever.
+    """
+    tensors = (*batch.tensors(), batch.session)
+    try:
+        for tensor in tensors:
+            tensor.share_memory_()
+    except RuntimeError as error:
+        size = sum(tensor.nbytes for tensor in tensors) / 1e6
+        raise UserError(
+            f"a batch of {size:.0f} MB does not fit into the shared memory of the loader processes, /dev/shm"
+            f" ({str(error).splitlines()[0]}); start the container with more of it (docker run --shm-size=8g or"
+            " --ipc=host), lower data.workers, or set data.workers=0"
+        ) from None
 
 
 def _end_workers(batches: Any) -> None:

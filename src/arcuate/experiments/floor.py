@@ -151,8 +151,7 @@ def measure_floor(
     shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)
     runtime, batch_size = available_runtime(recipe.runtime), source.config.validate_.batch_size
-    changes = [*_CHANGES, f"runtime.device={runtime.device}"]
-    changes += [] if steps is None else [f"train.steps={steps}"]
+    changes = [*_CHANGES, f"runtime.device={runtime.device}", *([] if steps is None else [f"train.steps={steps}"])]
     device = configure_runtime(runtime, recipe.encoder.width, batch_size).device
     words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
     per_floor: dict[str, float | None] = {}
