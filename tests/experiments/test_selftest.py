@@ -56,11 +56,23 @@ def test_a_plain_model_that_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPa
         return {"own": 1.0, "plain": 1.0}
 
     monkeypatch.setattr(module, "_time_both", time_both)
+    monkeypatch.setattr(module, "_available_memory", lambda: 64e9)
     checks = module._run_checks("speed", module._check_speed, module._Machine(torch.device("cpu"), True, tmp_path))
     skipped = [c for c in checks if c.status == "skipped"]
     assert [c.name.split(":")[0] for c in skipped] == ["b2t25-transformer", "mode-ssm"]
     assert "32 trials of 800 bins" in (skipped[1].remedy or "")
     assert not any(c.status == "fail" for c in checks) and len(checks) == 6
+
+
+def test_a_machine_with_little_memory_skips_what_would_make_it_swap(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_time_both", lambda *arguments: {"own": 1.0, "plain": 1.0})
+    monkeypatch.setattr(module, "_available_memory", lambda: 16e9)
+    checks = module._run_checks("speed", module._check_speed, module._Machine(torch.device("cpu"), True, tmp_path))
+    skipped = [c for c in checks if c.status == "skipped"]
+    assert [c.name for c in skipped] == ["mode-ssm: speed relative to plain torch.nn"]
+    assert "take 22 GB in plain torch.nn and 16 GB of memory are available" in (skipped[0].remedy or "")
 
 
 def test_the_named_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

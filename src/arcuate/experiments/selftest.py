@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,7 @@ _GRADIENT_BOUNDS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.02}
 _MIN_RELATIVE_SPEED = 0.8  # relative to plain torch.nn
 _OFFICIAL = ("b2t25-gru", "b2t25-transformer", "mode-ssm")
 _LONG_S = 60.0
+_FULL_SIZE_BYTES = {"mode-ssm": 22e9}  # its plain formulation keeps the state of every bin
 _MAX_SYNCHRONISATIONS = 1  # of a step, beyond those inside torch's CTC loss
 _MAX_RANK_DIFFERENCE = 1e-3  # relative difference of the loss between one and two processes
 _FAILURES = (RuntimeError, UserError, OSError, ValueError, subprocess.SubprocessError)
@@ -462,6 +464,13 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
         if machine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(machine.device)
         size = f"{n_trials} trials of {n_bins} bins"
+        needed = _FULL_SIZE_BYTES.get(name, 0.0) if machine.full and machine.device.type == "cpu" else 0.0
+        if (free := _available_memory()) < needed:
+            problem = (
+                f"{size} take {needed / 1e9:.0f} GB in plain torch.nn and {free / 1e9:.0f} GB of memory are available"
+            )
+            yield Check(f"{name}: speed relative to plain torch.nn", "skipped", remedy=f"{problem}; close programs")
+            continue
         try:
             seconds = _time_both(machine, config, n_trials, n_bins)
         except torch.OutOfMemoryError:  # the plain formulations keep every state: 20 GB for mode-ssm
@@ -474,6 +483,14 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
         speed = seconds["plain"] / seconds["own"]
         yield _judge(f"{name}: speed relative to plain torch.nn", speed, _MIN_RELATIVE_SPEED, remedy, at_least=True)
         yield Check(f"{name}: peak memory, MB", "pass", round(memory_mb(machine.device)), _memory_bound(machine.device))
+
+
+def _available_memory() -> float:
+    """Bytes that programs can still use without swapping; infinite where the system does not say."""
+    if not (file := Path("/proc/meminfo")).is_file():
+        return math.inf
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", file.read_text(encoding="ascii"), re.MULTILINE)
+    return math.inf if found is None else 1024 * int(found[1])
 
 
 def _without_extras(recipe: Recipe) -> ModelSettings:
