@@ -25,10 +25,10 @@ class Logistic(Settings):
         return result
 
 
-# Fitted on simulated trials (docs/decoding.md, "Confidence"); the order is that of decoding/confidence.py.
+# Fitted on simulated trials (docs/log.md, "Confidence of words"); the order is that of decoding/confidence.py.
 _WORD = Logistic(
-    intercept=-0.13297,
-    weights=(0.48635, -0.11331, 0.26739, -0.06154, -0.00257, -0.0423, 1.18183, 0.27692, 0.83603, 0.62216),
+    intercept=-0.95657,
+    weights=(0.60206, -0.03231, 0.08963, 0.00855, -0.00628, -0.04013, -0.72116, 1.19574, 1.07654, 0.33148),
 )
 _SENTENCE = Logistic(intercept=2.47709, weights=(0.31187, 1.06835, 0.51961, -0.03931))
 
@@ -41,7 +41,7 @@ class ConfidenceConfig(Settings):
     sentence: Logistic = Field(_SENTENCE, description="Maps the features of a sentence to its log-odds.")
     accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target fraction of accepted words that are correct.")
     accept_above: float = Field(
-        0.82,
+        0.737,
         ge=0.0,
         le=1.0,
         description="Lowest confidence of an accepted word in trials without a session, to reach `accuracy`.",
