@@ -97,6 +97,7 @@ def require_files(n: int, purpose: str) -> None:
             os.close(handle)
 
 
+TOO_LARGE = "raise the limit on the size of files (ulimit -f unlimited)"
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
 # in messages of HDF5, safetensors, Rust and torch
 _ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")

@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from arcuate.errors import TOO_MANY_FILES, UserError, check_regular, check_resources
+from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, check_regular, check_resources, require_memory
 from arcuate.progress import logger
 
 # --- Atomic writes ---------------------------------------------------------------------------------------
@@ -195,7 +195,6 @@ def sync(path: Path) -> None:
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-TOO_LARGE = "raise the limit on the size of files (ulimit -f unlimited)"
 
 
 def explain_write_error(error: OSError, path: Path) -> UserError:
@@ -384,6 +383,8 @@ def save_npz(path: Path, arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` has no option to prevent it
             raise ValueError(f"{name}: an array of objects cannot be written without pickle")
+    # A MemoryError inside becomes a ValueError of zipfile. NumPy copies blocks of up to 16 MB.
+    require_memory(2**22 + 2 * min(2**24, sum(np.asarray(a).nbytes for a in arrays.values())), f"writing {path.name}")
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
 

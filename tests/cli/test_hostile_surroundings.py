@@ -27,7 +27,7 @@ from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.logits import read_logits
 from arcuate.errors import OutOfResources, UserError, check_resources, has_memory
 from arcuate.evaluation.evaluate import check_outputs
-from arcuate.files import atomic_folder, read_json, read_jsonl
+from arcuate.files import atomic_folder, read_json, read_jsonl, save_npz
 from arcuate.insight import render
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.runs import list_runs
@@ -144,6 +144,8 @@ def test_libraries_that_abort_without_memory_are_not_called(tmp_path: Path) -> N
             store.read_bins(store.trials[0])
         with pytest.raises(MemoryError, match=r"opening a\.h5 needs 16 MB"):
             SessionWriter(tmp_path / "a.h5", 2)
+    with little_memory(1), pytest.raises(MemoryError, match=r"writing a\.npz needs \d+ MB"):
+        save_npz(tmp_path / "a.npz", {"a": np.zeros(2)})
     assert has_memory(2**20, address_space=True) and not has_memory(2**62, address_space=True)
     assert compiled(1) == 2 and not any((tmp_path / "model").iterdir())
 

@@ -17,8 +17,7 @@ if find_spec("typer") is None:  # the runtime of exported models, installed alon
     )
     sys.exit(2)
 
-from arcuate.errors import TOO_MANY_FILES, UserError, escape_controls, has_memory
-from arcuate.files import TOO_LARGE
+from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls, has_memory
 
 if not has_memory(2**28):  # before numpy is imported, whose BLAS ends the process without memory
     sys.stderr.write("error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)\n")
