@@ -13,8 +13,8 @@ one judgement; on later days, all known sessions calibrate. "Session" follows th
 function of the difference between the two best totals of a sentence, as it is and calibrated (Platt 1999), and "as
 shipped" is the default calibration of arcuate. The noise floor is the share of judgements within two points of 95 % of
 a method whose accepted words are correct with a probability of exactly 95 %: only the sampling of the judged sentences
-remains (normal approximation, sentences as clusters). `default` fits a calibration on the known sessions of all cohorts,
-and the weight of the session on their known and later days; its `word` and `accept_above` are the shipped ones.
+remains (normal approximation, sentences as clusters). `default` fits a calibration on the known sessions of all
+cohorts, and the weight of the session on their known and later days; its `word` and `accept_above` are the shipped ones.
 """
 
 import argparse
