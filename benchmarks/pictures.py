@@ -47,7 +47,7 @@ def opened(page: Path | str, width: int = WIDTH, height: int = 900) -> Iterator[
 
 def report(run: Path, out: Path) -> None:
     written = arcuate.write_report(run)
-    with opened(written, height=1330) as page:
+    with opened(written, height=1390) as page:
         page.screenshot(path=out / "report.png")
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 
-from arcuate.errors import UserError, check_regular, check_resources
+from arcuate.errors import UserError, can_be_path, check_regular, check_resources
 from arcuate.plugins import has_component, load_component
 
 
@@ -408,6 +408,8 @@ def _parse(text: str, kind: type[Any]) -> Any:
                 raise ValueError(
                     f"the tag {short:.40} is not supported, write the plain value{_line(event.start_mark)}"
                 )
+            if isinstance(event, yaml.ScalarEvent) and not can_be_path(event.value):
+                raise ValueError(f"text contains a character that no path can have{_line(event.start_mark)}")
         loader = kind(text)
         try:
             node = loader.get_single_node()

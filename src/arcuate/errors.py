@@ -25,6 +25,14 @@ def escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def can_be_path(text: str) -> bool:
+    """Whether text can be part of a path: without NUL and lone surrogates, with which every use raises ValueError."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def has_password(url: str) -> bool:
     return without_password(url) != url
 

@@ -124,9 +124,11 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
     path = local_path(run)
     if (path / "model.safetensors").is_file():
+        if which != "best":
+            raise UserError(f"{path} is a single model and has no checkpoint {which!r}; name a training run")
         return path
     named = path / "checkpoints" / which
-    if (named / "model.safetensors").is_file():
+    if Path(which).name == which and (named / "model.safetensors").is_file():  # not a path to another run
         return named.resolve()
     if not path.is_dir():
         raise UserError(f"no run or model folder {path}")

@@ -82,15 +82,17 @@ def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "said"),
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "not enough memory (CUDA"),
+        (RuntimeError("CUDA error: out of memory"), "not enough memory (CUDA"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "enough memory"),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile …"), "a build of"),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "end the program that uses it"),
     ],
 )
-def test_a_full_gpu_has_a_remedy_of_its_own(
-    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_full_or_unusable_gpu_has_a_remedy_of_its_own(
+    error: RuntimeError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(**options: object) -> None:
         raise error
@@ -100,7 +102,7 @@ def test_a_full_gpu_has_a_remedy_of_its_own(
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     message = capsys.readouterr().err
-    assert "not enough memory (CUDA" in message and "CUDA_VISIBLE_DEVICES" in message and "ulimit" not in message
+    assert said in message and "CUDA_VISIBLE_DEVICES" in message and "ulimit" not in message
 
 
 @pytest.mark.parametrize("limit", ["-v", "-d"])

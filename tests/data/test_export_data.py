@@ -220,6 +220,26 @@ def test_brainsets_files_are_a_dataset_of_torch_brain(small: Store, tmp_path: Pa
     assert len(sample.bins.timestamps) == trial.n_bins and len(sample.trials) == 1
 
 
+def two_trials(folder: Path, **label: Any) -> Store:
+    trials = [FakeTrial(noise(30, 6, seed=i), **label) for i in range(2)]
+    write_hdf5(folder / "source" / "t15.2023.08.11" / "data_train.hdf5", trials)
+    return prepare(folder / "source", folder / "store")
+
+
+def test_nwb_round_trip_without_labels(tmp_path: Path) -> None:
+    store = two_trials(tmp_path, tokens=None, text=None)
+    export_data(store, tmp_path / "nwb", to="nwb")
+    assert content(prepare(tmp_path / "nwb", tmp_path / "again", layout="nwb")) == content(store)
+
+
+def test_brainsets_files_hold_text_as_utf_8(tmp_path: Path) -> None:
+    temporaldata = pytest.importorskip("temporaldata", reason="temporaldata is not installed")
+    file = export_data(two_trials(tmp_path, text="naïve"), tmp_path / "out", to="brainsets").files[0]
+    with h5py.File(file, "r") as stored:
+        texts = temporaldata.Data.from_hdf5(stored, lazy=False).trials.text
+    assert [t.decode() if isinstance(t, bytes) else str(t) for t in texts] == ["naïve", "naïve"]
+
+
 def test_brainsets_files_load_with_temporaldata(small: Store, tmp_path: Path) -> None:
     temporaldata = pytest.importorskip("temporaldata", reason="temporaldata is not installed")
     file = export_data(small, tmp_path / "out", to="brainsets").files[0]

@@ -277,7 +277,7 @@ def test_a_failure_leaves_an_older_cohort_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
-def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path, layout: str) -> None:
+def test_a_limit_on_the_size_of_files_is_one_sentence(tmp_path: Path, layout: str) -> None:
     """The operating system limits files to 60 kB."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
@@ -286,7 +286,7 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path, layout: str) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert "disk is full" in done.stderr and "Traceback" not in done.stderr
+    assert "a file is too large" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 

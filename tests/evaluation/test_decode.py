@@ -304,3 +304,10 @@ def test_scores_without_a_word_boundary_are_reported(files: Path, tmp_path: Path
     arguments = ["decode", str(scores), "--lexicon", str(tmp_path / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
     CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
     assert any("none of the classes is a word boundary" in message for message in messages)
+
+
+@pytest.mark.parametrize("option", [{"split": "test"}, {"checkpoint": "last"}, {"data": "store"}])
+def test_options_of_runs_are_refused_for_files(files: Path, option: dict[str, str]) -> None:
+    """They would have no effect."""
+    with pytest.raises(UserError, match=f"--{next(iter(option))} cannot be applied to the file"):
+        decode(files / "scores.npz", lexicon=str(files / "lexicon.txt"), lm=None, **option)  # type: ignore[arg-type]

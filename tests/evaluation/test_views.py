@@ -18,7 +18,9 @@ from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import find_checkpoint
+from support.cli import assert_refused
 from support.devices import DeviceTensor
+from support.forking import arcuate
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +91,37 @@ def test_kept_frames_do_not_stay_on_the_device(run: Path, cohort_store: Path, mo
         assert type(result.frames) is torch.Tensor
         assert result.log_probs is not None and len(result.frames) == len(result.log_probs)
         assert result.frames.untyped_storage().nbytes() == result.frames.nbytes  # not a view of the batch
+
+
+def test_results_say_that_views_were_averaged(run: Path) -> None:
+    """Otherwise a comparison takes the gain of views for that of a model."""
+    found = evaluate(run, views=2, view_noise=0.3, label="views")
+    assert found.to_dict()["views"] == 2 and found.to_dict()["view_noise"] == 0.3
+    assert "averaged over 2 views" in found.summary()
+    assert "views" not in evaluate(run, label="plain").to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--confidence", "--floor"], "--confidence accepts only"),
+        (["--floor", "--views", "2"], "--floor accepts only"),
+        (["--floor-steps", "5"], "requires --floor"),
+    ],
+)
+def test_options_without_effect_are_refused(run: Path, options: list[str], message: str) -> None:
+    assert_refused(arcuate("evaluate", run, *options), message)
+
+
+def test_names_of_results_fit_into_a_file_name(run: Path) -> None:
+    with pytest.raises(UserError, match="give a shorter one"):
+        evaluate(run, label="x" * 300)
+
+
+def test_a_checkpoint_is_one_of_the_run(run: Path, tmp_path: Path) -> None:
+    """Not a path to another one, nor a name that a single model ignores."""
+    model = find_checkpoint(run, "best")
+    with pytest.raises(UserError, match="checkpoint"):
+        find_checkpoint(tmp_path, str(model))
+    with pytest.raises(UserError, match="is a single model and has no checkpoint 'last'"):
+        find_checkpoint(model, "last")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.forking import arcuate
 from support.slurm import ask, miniature, missing_programs, state_of, wait_for
 
 pytest.importorskip("submitit", reason="submitit is not installed")
+import arcuate.experiments.launch as module
 from arcuate.experiments.launch import SlurmSettings, launch, plan_tasks
 
 TRAIN = ["train", "tiny", "--data", "STORE", "--run", "RUN"]
@@ -115,6 +117,13 @@ def test_the_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> Non
     assert "--kill-on-bad-exit=1" in started  # the others would wait for a process that failed
     assert one_object(arcuate(*words, "--json", "--", *TRAIN[:-1], run).stdout)["script"] == script
     assert not run.exists()
+
+
+def test_the_job_gets_the_signal_that_it_handles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """submitit uses another one if SUBMITIT_PREEMPT_SIGNAL names it, and an unhandled signal would end the job."""
+    monkeypatch.setattr("submitit.core.job_environment.JobEnvironment.USR_SIG", "USR1")
+    script = launch([*TRAIN[:-1], str(tmp_path / "run")], SlurmSettings(signal_s=30), dry_run=True).script
+    assert "--signal=USR2@30" in script and "USR1" not in script
 
 
 def test_a_mistyped_option_is_refused_before_it_waits_in_the_queue(tmp_path: Path) -> None:
@@ -232,6 +241,24 @@ def test_a_cancelled_job_stops_with_a_checkpoint_and_is_not_queued_again(
 
 
 @pytest.mark.slow
+def test_a_job_that_is_preempted_with_a_grace_time_continues(
+    slurm: dict[str, str], cohort_store: Path, tmp_path: Path
+) -> None:
+    """Slurm does not put a job back that ends within its grace time, so the job does it itself."""
+    run, log = tmp_path / "run", tmp_path / "urgent.log"
+    words = ["--data", cohort_store, *TINY, "train.steps=60"]
+    job = submit(slurm, "--processes", "2", "--time", "5", "--", "train", "tiny", *words, "--run", run)
+    wait_for(lambda: steps_done(run) >= 10, 300, "step 10", run / "slurm")
+    urgent = ["sbatch", "--partition=urgent", "--ntasks=2", f"--output={log}", "--wrap=true"]
+    subprocess.run(urgent, env=slurm, capture_output=True, timeout=60, check=True)
+    end = wait_for_end(slurm, job["job"], run / "slurm", 300)
+    logs = "".join(p.read_text() for p in (run / "slurm").glob("*_log.out"))
+    assert (end["JobState"], end["Restarts"]) == ("COMPLETED", "1"), logs
+    assert "preempted: stopped, requeuing the job" in logs
+    assert "resuming after step" in logs
+
+
+@pytest.mark.slow
 def test_two_processes_of_a_job_share_every_batch(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["--data", cohort_store, *TINY, "train.steps=4"]
@@ -282,3 +309,60 @@ def test_a_job_gives_up_after_its_last_restart(tmp_path: Path) -> None:
     )
     assert done.returncode == 128 + signal.SIGUSR2, done.stderr
     assert "after 3 restarts" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("job", "starting", "code"),
+    [
+        ("JobState=RUNNING PreemptTime=2026-01-02T03:04:05", False, 0),
+        ("JobState=RUNNING PreemptTime=2026-01-02T03:04:05", True, 0),
+        ("JobState=RUNNING PreemptTime=None", False, 128 + signal.SIGTERM),
+        ("JobState=CANCELLED PreemptTime=2026-01-02T03:04:05", False, 128 + signal.SIGTERM),
+    ],
+)
+def test_only_a_preempted_job_requeues_itself(
+    job: str, starting: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without Slurm: its commands are replaced, and a program that stops at SIGTERM is the training."""
+    tasks, calls = tmp_path / "tasks.json", []
+    tasks.write_text(json.dumps({"tasks": [["train", "tiny", "--data", "x", "--run", "y"]], "max_requeues": 3}))
+    handler = "" if starting else "signal.signal(15, lambda *_: os._exit(143)); "
+    program = f"import os, signal, time; {handler}os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-S", "-c", program))
+
+    def requeue() -> None:
+        calls.append("requeue")
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm ends the processes of a job that it has requeued
+
+    monkeypatch.setattr(module, "_requeue", requeue)
+    shown = SimpleNamespace(stdout=f"JobId=1 JobName=a\n   {job} Restarts=0\n")
+    monkeypatch.setattr(module.subprocess, "run", lambda *words, **options: shown)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
+    try:
+        assert module.run_task(tasks) == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert calls == ([] if code else ["requeue"])
+
+
+def test_a_job_launched_from_within_another_does_not_inherit_its_resources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """srun refuses the memory of two jobs, and GPUs of another node."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\necho Submitted batch job 7\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    of_job = {"SLURM_JOB_ID": "3", "SLURM_MEM_PER_CPU": "4096", "SLURM_GPUS_ON_NODE": "1", "MASTER_PORT": "2"}
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "lab", "WANDB_MODE": "offline"}
+    for name, value in (of_job | kept).items():
+        monkeypatch.setenv(name, value)
+    assert launch([*TRAIN[:-1], str(tmp_path / "run")], SlurmSettings(memory="64G")).job == "7"
+    passed_on = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert not of_job.keys() & passed_on.keys()
+    assert kept.items() <= passed_on.items()
+    assert os.environ["SLURM_MEM_PER_CPU"] == "4096"
+    assert "SLURM_JOB_ID" in os.environ

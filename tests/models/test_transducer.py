@@ -17,6 +17,7 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_jsonl
+from arcuate.live.engine import make_engine
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
@@ -31,8 +32,8 @@ from arcuate.models.config import (
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
-from arcuate.models.transducer import LSTMPredictor
-from arcuate.run import Run, open_run
+from arcuate.models.transducer import ArrayHead, LSTMPredictor, Transducer
+from arcuate.run import Run, find_checkpoint, open_run
 from arcuate.training.step import EncodeModule, outputs_from_tensors
 
 EMPTY_HYPOTHESIS = Hypothesis(())
@@ -155,7 +156,7 @@ def test_documented_search_of_one_trial() -> None:
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
-def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
+def test_training_with_both_heads(cohort_store: Path, tmp_path: Path, monkeypatch):
     changes = [
         "encoder.width=16",
         "transducer={enabled: true, width: 16, predictor: lstm}",
@@ -170,9 +171,21 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path):
         assert row["loss"] == pytest.approx(0.3 * row["losses"]["ctc"] + row["losses"]["rnnt"], rel=1e-4)
     losses = [r["losses"]["rnnt"] for r in rows if r["split"] == "train"]
     assert losses[-1] < losses[0]
+    moved: list[Transducer] = []
+
+    def search_with(head: ArrayHead, transducer: Transducer) -> None:
+        """Every step of a search would wait for a GPU several times."""
+        assert transducer in moved
+        head.transducer = transducer
+
+    monkeypatch.setattr(Transducer, "cpu", lambda transducer: moved.append(transducer) or transducer)
+    monkeypatch.setattr(ArrayHead, "__init__", search_with)
     for head in ("ctc", "transducer", "both"):
         summary = evaluate(tmp_path / "run", label=head, head=head).to_dict()
         assert summary["head"] == head and summary["n_scored"] == summary["n_trials"] > 0
+    model = load_model(find_checkpoint(tmp_path / "run", "best"))
+    assert make_engine(model, None, head="both").joint.start() is not None
+    assert len(moved) == 3
 
 
 def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, monkeypatch):

@@ -1,4 +1,7 @@
-"""A Slurm cluster of one node with two cores, in a folder of its own: munged, slurmctld and slurmd of Debian."""
+"""A Slurm cluster of one node with two cores, in a folder of its own: munged, slurmctld and slurmd of Debian.
+
+Jobs of the partition `urgent` preempt those of `main`, with a grace time of a minute.
+"""
 
 import getpass
 import os
@@ -40,7 +43,10 @@ AccountingStorageType=accounting_storage/none
 ReturnToService=2
 KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=2 PreemptMode=OFF
 """
 # SchedulerParameters: a job that waits for its time is looked at every second instead of every minute.
 # cred_expire: a job that is put back into the queue waits this long before it starts again; 120 s unless set.

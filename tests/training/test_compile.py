@@ -1,10 +1,15 @@
 """runtime.compile: blocks of a Transformer compute the same, and batches of other lengths do not compile them again."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from arcuate.data.alphabet import CLASSES
+from arcuate.errors import UserError
+from arcuate.experiments.train import train
 from arcuate.models.config import (
     EncoderSettings,
     GRUSettings,
@@ -48,3 +53,20 @@ def test_compiled_blocks_compute_the_same_for_batches_of_any_length() -> None:
 @pytest.mark.parametrize("encoder", [GRUSettings(width=8, depth=2), SSMSettings(width=8, depth=2, n_heads=2)])
 def test_other_encoders_have_nothing_to_compile(encoder: EncoderSettings) -> None:
     assert list(model_of(encoder).encoder.blocks_to_compile()) == []
+
+
+def test_a_machine_without_a_compiler_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
+) -> None:
+    """As in containers with torch but without gcc."""
+
+    def compile_at_first_step(*arguments: Any) -> None:
+        def backend(graph: Any, inputs: Any) -> None:
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+        torch.compile(torch.sin, backend=backend)(torch.zeros(1))
+
+    torch._dynamo.reset()
+    monkeypatch.setattr("arcuate.experiments.train.train_loop", compile_at_first_step)
+    with pytest.raises(UserError, match=r"Failed to find C compiler.*runtime\.compile=false"):
+        train("tiny", cohort_store, tmp_path / "run", overrides=["data.workers=0"])

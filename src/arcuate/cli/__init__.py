@@ -54,6 +54,9 @@ def main() -> NoReturn:
     except MemoryError as error:
         _fail_out_of_memory(error)
     except (RuntimeError, ImportError) as error:
+        for sign, remedy in _UNUSABLE_GPU.items():
+            if sign in str(error):
+                _fail(f"the GPU cannot be used ({sign}); {remedy}, or {_ON_CPU}")
         if not any(sign in str(error) for sign in _OUT_OF_MEMORY):
             raise
         _fail_out_of_memory(error)
@@ -113,11 +116,18 @@ _OUT_OF_MEMORY = (
 )
 
 
+_ON_CPU = "compute on the CPU: set CUDA_VISIBLE_DEVICES to nothing"
+_UNUSABLE_GPU = {  # how CUDA reports a GPU that torch was not built for, and one in exclusive mode that is in use
+    "no kernel image is available": "install a build of torch for this GPU",
+    "busy or unavailable": "end the program that uses it",
+}
+
+
 def _fail_out_of_memory(error: Exception) -> NoReturn:
     size = " ".join(str(error).split())[:120] or "no size known"
     remedy = "raise the limit on memory (ulimit -v, ulimit -d), close other programs or give a smaller input"
     if "CUDA" in size or "CUDNN" in size:
-        remedy = "end other programs that use the GPU, or compute on the CPU: set CUDA_VISIBLE_DEVICES to nothing"
+        remedy = f"end other programs that use the GPU, or {_ON_CPU}"
     _fail(escape_controls(f"not enough memory ({size}); {remedy}"))
 
 

@@ -76,15 +76,16 @@ def evaluate(
         "head": head,
         "scores": scores,
     }
+    others = adapt is not None or session or setting or label or scores or search or beam or views > 1 or head != "ctc"
     if confidence:
-        if adapt is not None or session or setting or label or scores or search or beam:
+        if others or floor or floor_steps:
             raise UserError("--confidence accepts only --split, --data, --checkpoint, --lm, --lexicon and --config")
         print_confidence(run, split, data, checkpoint, lm or "default", lexicon, config, as_json)
         return
     if floor:
         from arcuate.experiments.floor import measure_floor
 
-        if adapt is not None or session or setting or label or scores or search or beam or config or views > 1:
+        if others or config:
             raise UserError("--floor accepts only --split, --data, --checkpoint, --lm, --lexicon and --floor-steps")
         with progress("training without neural information") as report:
             found = measure_floor(
@@ -99,6 +100,8 @@ def evaluate(
             )
         emit_json(found.to_dict()) if as_json else out.print(found.summary(), soft_wrap=True)
         return
+    if floor_steps is not None:
+        raise UserError("--floor-steps requires --floor; add it")
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
         from arcuate.evaluation.evaluate import check_views

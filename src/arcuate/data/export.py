@@ -6,7 +6,7 @@ parquet    trials.parquet, and the bins of each session in an .npz file
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -143,7 +143,6 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
     from temporaldata import ArrayDict, Data, Interval, IrregularTimeSeries
 
     starts, stops, times = _trial_times(trials)
-    texts = np.array([t.text or "" for t in trials], dtype="S") if trials else np.zeros(0, "S1")
     lengths = [len(t.tokens or ()) for t in trials]
     tokens = np.zeros((len(trials), max(lengths, default=0) or 1), np.int64)
     for row, trial in zip(tokens, trials, strict=True):
@@ -158,19 +157,19 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
         brainset=Data(id="arcuate", origin_version=__version__, source=store.path.name, description="", domain=domain),
         subject=Data(id=participant(session), species="HOMO_SAPIENS", domain=domain),
         session=Data(id=session, recording_date=str(session_date(session) or ""), domain=domain),
-        units=ArrayDict(id=np.array([f"{session}/channel {i}" for i in range(store.n_channels)], dtype="S")),
+        units=ArrayDict(id=_encoded(f"{session}/channel {i}" for i in range(store.n_channels))),
         bins=IrregularTimeSeries(timestamps=times, values=_session_bins(store, trials), domain=domain),
         trials=Interval(
             start=starts,
             end=stops,
-            text=texts,
+            text=_encoded(t.text or "" for t in trials),
             tokens=tokens,
             n_tokens=np.array(lengths, np.int64),
             block=np.array([t.block for t in trials], np.int64),
             number=np.array([t.number for t in trials], np.int64),
-            split=np.array([t.split for t in trials], dtype="S"),
+            split=_encoded(t.split for t in trials),
         ),
-        classes=ArrayDict(name=np.array(store.classes, dtype="S")),
+        classes=ArrayDict(name=_encoded(store.classes)),
         train_domain=members("train"),
         valid_domain=members("val"),
         test_domain=members("test"),
@@ -180,6 +179,11 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
     with open_hdf5(path, "w") as file:
         data.to_hdf5(file, serialize_fn_map={})
     return path
+
+
+def _encoded(texts: Iterable[str]) -> np.ndarray:
+    """Texts as bytes of UTF-8, the kind of text that HDF5 files of temporaldata hold."""
+    return np.array([text.encode() for text in texts], dtype="S")
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------------

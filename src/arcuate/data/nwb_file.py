@@ -65,6 +65,8 @@ def write_nwb(
             subject_id=participant(session), species="Homo sapiens", sex="U", age="P18Y/", description="participant"
         ),
     )
+    # A ragged column of empty rows has no type and cannot be written.
+    columns = {name: c for name, c in columns.items() if not c.ragged or any(len(value) for value in c.values)}
     for name, column in columns.items():
         file.add_trial_column(name=name, description=column.description, index=column.ragged)
     for i, (start, stop) in enumerate(zip(*trial_times, strict=True)):

@@ -46,7 +46,7 @@ from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.progress import Progress, logger, percent
-from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 
 if TYPE_CHECKING:
     from arcuate.data.store import TrialInfo
@@ -198,6 +198,7 @@ class DecodingTask:
     description: SearchDescription
     tuned: dict[str, Any]  # record of `arcuate tune` in the settings file
     joint: "tuple[JointWordSearch, tuple[HeadOutputs, ...]] | None" = None  # with head="both"
+    checkpoint: Path | None = None  # folder of the weights, if the trials are those of a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +212,7 @@ class _Trials:
     head: Head = "ctc"
     transducer: Any = None  # torch module or TransducerHead, unless the head is CTC
     frames: tuple[Any, ...] = ()  # encoder outputs, unless the head is CTC
+    checkpoint: Path | None = None  # folder of the weights of a run
 
 
 def decode(
@@ -296,8 +298,8 @@ def decode(
     )
     if target is not None:
         write_jsonl(target, transcription.rows())
-    if kept is not None:
-        _keep_in_run(kept, split, checkpoint, transcription)
+    if kept is not None and task.checkpoint is not None:
+        _keep_in_run(kept, split, task.checkpoint, transcription)
     if n := transcription.metrics.n_without_hypothesis:
         logger.info(
             f"{n} trials have no hypothesis: classes of probability 0 exclude every word sequence; their text is empty"
@@ -307,12 +309,14 @@ def decode(
     return transcription
 
 
-def _keep_in_run(run: Run, split: str, checkpoint: str, transcription: Transcription) -> None:
-    """Write the lines and their summary into the run folder; a new decoding of a split replaces the previous one."""
-    folder = find_checkpoint(run, checkpoint)
-    state = read_json(folder / "state.json") if (folder / "state.json").is_file() else {}
+def _keep_in_run(run: Run, split: str, checkpoint: Path, transcription: Transcription) -> None:
+    """Write the lines and their summary into the run folder; a new decoding of a split replaces the previous one.
+
+    `checkpoint` is the folder that was decoded: while a run trains, the best checkpoint may be another one by now.
+    """
+    state = read_json(checkpoint / "state.json") if (checkpoint / "state.json").is_file() else {}
     selected_on = run.environment().get("selected_on") if run.environment_file.is_file() else None
-    origin = {"split": split, "checkpoint": folder.name, "step": state.get("step"), "selected_on": selected_on}
+    origin = {"split": split, "checkpoint": checkpoint.name, "step": state.get("step"), "selected_on": selected_on}
     files = (run.results_file(split, WORDS_LABEL, ending) for ending in ("jsonl", "json"))
     with atomic_group(*files) as (rows_file, summary_file):
         write_jsonl(rows_file, transcription.rows())
@@ -335,6 +339,7 @@ def open_task(
     """
     path, lexicon, lm = local_path(trials_from.source), models.lexicon, models.lm
     check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
+    _check_applicable(path, trials_from)
     settings, tuned = models.settings()
     head = None if trials_from.head is None else check_head(trials_from.head)
     if head not in (None, "ctc") and not path.is_dir() and not is_export(path):
@@ -388,7 +393,18 @@ def open_task(
 
         outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
         joint = word_search(search, entries, trials.transducer, trials.head), outputs
-    return DecodingTask(search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint)
+    return DecodingTask(
+        search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint, trials.checkpoint
+    )
+
+
+def _check_applicable(path: Path, trials: TrialSource) -> None:
+    """Reject options that have no effect on an exported model or a file of frame scores."""
+    given = {"--checkpoint": trials.checkpoint != "best"}
+    if not is_export(path):
+        given |= {"--split": trials.split != "val", "--data": trials.data is not None}
+    if not path.is_dir() and (unused := [option for option, is_given in given.items() if is_given]):
+        raise UserError(f"{' and '.join(unused)} cannot be applied to the file {path}; remove it, or give a run folder")
 
 
 def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Trials:
@@ -468,12 +484,12 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
     if trials.references is not None:
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":
-        return _Trials(tuple(log_probs), classes, boundary, references)
-    transducer = require_transducer(scored.model.transducer, str(path))
+        return _Trials(tuple(log_probs), classes, boundary, references, checkpoint=scored.source.checkpoint)
+    transducer = require_transducer(scored.model.transducer, str(path)).copy_for_search()
     if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
         raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     frames = tuple(r.frames for r in results if r.frames is not None)
-    return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames)
+    return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames, scored.source.checkpoint)
 
 
 def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:

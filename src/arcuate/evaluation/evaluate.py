@@ -48,6 +48,7 @@ from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
 from arcuate.training.curriculum import stage_loss, transducer_was_trained
 
+_MAX_LABEL_BYTES = 100
 _REFERENCE_TRIALS = 300  # labelled trials with which unlabelled ones are compared
 
 
@@ -107,10 +108,11 @@ class Evaluation:
             return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels{estimated}"
         caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
         caveat = " (the training data)" if split == "train" else caveat
+        views = "" if self.provenance.views is None else f", averaged over {self.provenance.views} views"
         greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
         return (
             f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
-            f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
+            f" {counted(metrics.n_scored, split + ' trial')}{views}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
             f"{self._rate_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
         )
@@ -179,9 +181,12 @@ class Provenance:
     head: Head
     data_hash: str | None
     data_differ_in: list[str] | None
+    views: int | None = None  # number of views of every trial that were averaged, if more than one
+    view_noise: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "beam" or value is not None}
+        optional = ("beam", "views", "view_noise")
+        return {key: value for key, value in vars(self).items() if key not in optional or value is not None}
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,8 @@ class ScoredSplit:
     head: Head
     transducer_beam: int | None
     results: list[TrialResult]
+    views: int = 1
+    view_noise: float = 0.0
 
 
 def evaluate(
@@ -353,7 +360,7 @@ def score_split(
         view_noise=view_noise,
         progress=progress,
     )
-    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
+    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results, views, view_noise)
 
 
 def find_source(run: Run, checkpoint: str) -> ModelSource:
@@ -413,6 +420,8 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     """Check the label and the file of frame scores before any work is done."""
     if label is not None and not label.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"--label {label!r} may contain only letters, digits, - and _")
+    if label is not None and len(label.encode()) > _MAX_LABEL_BYTES:
+        raise UserError(f"--label has {len(label)} characters; give a shorter one, it is part of a file name")
     if label == WORDS_LABEL:
         raise UserError(f"--label {label} is reserved for the words that arcuate decode writes; choose another label")
     if scores is not None and scores.is_dir():
@@ -454,6 +463,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         scored.head,
         store.manifest.get("hashes", {}).get(split),
         _changed_splits(source, store),
+        *((scored.views, scored.view_noise) if scored.views > 1 else ()),
     )
 
 

@@ -22,6 +22,7 @@ from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
+from arcuate.models.transducer import Transducer
 from arcuate.models.views import average_outputs, view_noise
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
@@ -86,6 +87,7 @@ def decode_trials(
     device = next(model.parameters()).device
     front_end = model.config.settings.front_end
     results: dict[int, TrialResult] = {}
+    transducer = None if head == "ctc" else require_transducer(model.transducer, "this model").copy_for_search()
     training = model.training
     model.eval()
     with torch.inference_mode():
@@ -107,9 +109,9 @@ def decode_trials(
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], log_probs[row, : n_frames[row]]
                 tokens = tuple(search(logp))
-                if head != "ctc":
-                    frames = outputs.frames[row, : len(logp)]
-                    tokens = _decode_transducer(model, frames, logp, head, transducer_beam)
+                if transducer is not None:
+                    frames = outputs.frames[row, : len(logp)].cpu()
+                    tokens = _decode_transducer(transducer, frames, logp, head, transducer_beam)
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -141,10 +143,9 @@ def average_views(model: Model, batch: Batch, outputs: Outputs, n_views: int, no
 
 
 def _decode_transducer(
-    model: Model, frames: torch.Tensor, log_probs: np.ndarray, head: Head, beam: int | None
+    network: Transducer, frames: torch.Tensor, log_probs: np.ndarray, head: Head, beam: int | None
 ) -> tuple[int, ...]:
     """Tokens of one trial by the transducer, or by a joint search of both heads."""
-    network = require_transducer(model.transducer, "this model")
     if beam is None:
         return TransducerGreedySearch(network).search(frames)[0].tokens
     from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels take half a second to load

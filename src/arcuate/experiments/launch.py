@@ -3,7 +3,8 @@
 submitit writes and submits the batch script and detects rank and world size inside a job. The commands of a job are
 stored as JSON (`tasks-*.json`), because submitit's own format is pickle. A job that is about to reach its time limit
 receives SIGUSR2: it saves a checkpoint, stops its command and requeues itself, and resumes exactly when it runs again.
-Jobs that are preempted or lose their node are requeued by Slurm.
+So does a job that is preempted with a grace time. Jobs that are preempted without one or lose their node are requeued
+by Slurm.
 """
 
 import hashlib
@@ -15,7 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,8 +39,13 @@ except ImportError:
     raise UserError("Slurm jobs need the package submitit: pip install 'arcuate[cluster]'") from None
 
 _FOLDER_OPTIONS = {"train": "--run", "sweep": "--out", "ablate": "--out"}  # commands that can be launched
-# Exit codes of a command that stopped with a checkpoint.
-_STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+# Exit codes of a command that stopped with a checkpoint, or that SIGTERM ended while it was still starting.
+_STOPPED = {*(128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)), -signal.SIGTERM}
+_SPREAD_S = 10.0  # within which Slurm signals all nodes of a job
+# Of the job in which a shell runs, with those that submitit sets in it; SLURM_CONF belongs to the cluster.
+_JOB_VARIABLES = re.compile(
+    r"(SLURM_(?!CONF$)|SLURMD_|SRUN_|SUBMITIT_).*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)", re.ASCII
+)
 _TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,8})(?::(\d\d))?(?::(\d\d))?", re.ASCII)
 
 
@@ -162,7 +170,8 @@ def launch(
     executor.folder.mkdir(parents=True, exist_ok=True)
     write_json(tasks_file, content)
     try:
-        job = executor.submit_command(command)
+        with _outside_of_jobs():
+            job = executor.submit_command(command)
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"sbatch rejected the job: {_last_line(str(error))}") from None
     return Launch(executor.folder, tasks, executor.text(command), job)
@@ -238,6 +247,7 @@ def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Exec
         additional_parameters={
             "time": settings.time,
             "requeue": True,
+            "signal": f"USR2@{settings.signal_s}",  # which `run_task` handles; submitit reads another from a variable
             **({"mem": settings.memory} if settings.memory else {}),
             **settings.sbatch,
         },
@@ -245,6 +255,21 @@ def _make_executor(folder: Path, settings: SlurmSettings, n_tasks: int) -> _Exec
     if n_tasks > 1:
         executor.parameters["map_count"] = n_tasks
     return executor
+
+
+@contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Hide the variables of the job in which this process runs, such as an interactive one on a GPU node.
+
+    sbatch passes them on to the new job, whose srun takes them for its own options: it refuses two kinds of memory
+    (SLURM_MEM_PER_CPU and --mem) or GPUs that its node does not have.
+    """
+    inside = "SLURM_JOB_ID" in os.environ
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if inside and _JOB_VARIABLES.fullmatch(name)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _srun_options(settings: SlurmSettings) -> list[str]:
@@ -268,7 +293,8 @@ def run_task(tasks_file: Path) -> int:
     """Run the command of one task of a job; return its exit code.
 
     On SIGUSR2, sent before the time limit, the command stops with a checkpoint and rank 0 requeues the job. SIGTERM (a
-    cancelled or preempted job) stops the command too, but requeuing is left to Slurm.
+    cancelled or preempted job) stops the command too. Slurm requeues a preempted job only if it is still running at the
+    end of its grace time, so rank 0 does it here.
     """
     content = read_json(tasks_file)
     arguments = _resumed(content["tasks"][int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
@@ -296,15 +322,24 @@ def run_task(tasks_file: Path) -> int:
         code = process.wait()
         if code not in _STOPPED:
             return code if code >= 0 else 128 - code
+    limit = time.monotonic() + _SPREAD_S
+    while not received and time.monotonic() < limit:  # another process was signalled first, and stopped all of them
+        time.sleep(0.1)
+    is_main = os.environ.get("SLURM_PROCID", "0") == "0"
+    why = "approaching the time limit"
     if signal.SIGUSR2 not in received:
-        return 128 + signal.SIGTERM
-    if restarts >= content["max_requeues"]:
-        _say(f"approaching the time limit after {restarts} restarts: stopped with a checkpoint, not requeued again")
+        why = "preempted"
+        if is_main and not _is_preempted():
+            return 128 + signal.SIGTERM  # Slurm then ends the other processes
+    elif restarts >= content["max_requeues"]:
+        _say(f"{why} after {restarts} restarts: stopped, not requeued again")
         return 128 + signal.SIGUSR2
-    if os.environ.get("SLURM_PROCID", "0") == "0":
-        _say("approaching the time limit: stopped with a checkpoint, requeuing the job")
+    n_received = len(received)
+    if is_main:
+        _say(f"{why}: stopped, requeuing the job")
         _requeue()
-    signal.pause()  # until Slurm ends the job; if it exited first, the job would be marked as failed
+    while len(received) == n_received:  # until Slurm ends the job; if it exited first, it would be marked as failed
+        time.sleep(0.1)
     return 0
 
 
@@ -318,6 +353,17 @@ def _resumed(arguments: Sequence[str]) -> list[str]:
     start = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--from")
     del words[start : start + (1 if "=" in words[start] else 2)]
     return [word for word in words if word != "--keep-optimizer"]
+
+
+def _is_preempted() -> bool:
+    """Whether this job is in the grace time of a preemption; not if it was cancelled, or Slurm has requeued it."""
+    command = ["scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    entries = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    return entries.get("JobState") == "RUNNING" and entries.get("PreemptTime", "None") != "None"
 
 
 def _requeue() -> None:

@@ -72,6 +72,8 @@ from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training, make_encode
 from arcuate.training.tracking import check_trackers, make_trackers
 
+_COMPILERS = ("torch._dynamo", "torch._inductor", "triton")  # whose errors are those of runtime.compile
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -168,10 +170,10 @@ def train(
         precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
         model = build_model(recipe, store, selection).to(machine.device)
         distributed = init_distributed(machine.device)
-        if distributed.size > 1 and recipe.runtime.compile:
+        if distributed.size > 1 and recipe.runtime.compile and list(model.encoder.blocks_to_compile()):
             raise UserError(
-                "runtime.compile=true cannot be combined with several processes: DistributedDataParallel has to find"
-                " the session layers that a batch does not use, which a compiled model hides; set runtime.compile=false"
+                "runtime.compile=true cannot be combined with several processes: compiled blocks of a Transformer are"
+                " not tested inside DistributedDataParallel; set runtime.compile=false"
             )
         for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
             if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
@@ -191,6 +193,14 @@ def train(
             " the batch size (data.batching) and multiply train.accumulate by the same number, choose a smaller model,"
             " or end other programs that use the device"
         ) from None
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(_COMPILERS):
+            raise
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the blocks of the Transformer cannot be compiled ({reason:.200}); install a C compiler (gcc), which"
+            " torch.compile needs, or set runtime.compile=false"
+        ) from error
     finally:
         shut_down_distributed(failed)
 

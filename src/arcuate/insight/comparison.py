@@ -1,6 +1,6 @@
 """`compare`: whether runs differ significantly. Groups of seeds are compared with the first group, Holm-adjusted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -319,7 +319,7 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
             f"Checkpoints were selected on {split}, the trials they are scored on, so all error rates are"
             " optimistically biased."
         )
-    searches = sorted({str(s.summary.get("search")) for s in scores})
+    searches = sorted({_describe_search(s.summary) for s in scores})
     if len(searches) > 1:
         notes.append(
             f"The runs were decoded with different searches ({', '.join(searches)}), which may explain the difference."
@@ -337,6 +337,14 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
         if best is not None and s.step is not None and s.step != best and s.summary.get("label") != _LAST:
             notes.append(f"{s.run.path} was scored at step {s.step}, but its best checkpoint is step {best}.")
     return tuple(notes)
+
+
+def _describe_search(summary: Mapping[str, Any]) -> str:
+    """How the trials were decoded; equal texts are comparable."""
+    head, beam, views = (summary.get(key) for key in ("head", "beam", "views"))
+    text = str(summary.get("search")) + (f" of size {beam}" if beam is not None else "")
+    text += f" with the {head} head" if head not in (None, "ctc") else ""
+    return text + (f" over {views} averaged views" if views is not None else "")
 
 
 # The comparison page: differences, overlaid learning curves and changed settings.

@@ -89,7 +89,7 @@ def make_engine(
 
 def _joint_search(model: Model, search: WordSearch | None, head: Head) -> JointWordSearch | JointTokenSearch:
     """Search with the transducer for words, or for tokens without a word search."""
-    transducer = require_transducer(model.transducer, "this model")
+    transducer = require_transducer(model.transducer, "this model").copy_for_search()
     if search is None:
         return token_search(transducer, head)
     assert search.lexicon is not None

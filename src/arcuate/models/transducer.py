@@ -4,6 +4,8 @@ The prediction network advances only when a token is emitted, never on a blank. 
 joined with every frame: logits = output(tanh(frame + prediction)).
 """
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,10 @@ class Transducer(nn.Module):
     def log_probs(self, frame: Tensor, predicted: Tensor) -> Tensor:
         """Log-probabilities of all classes at one projected frame (W,) for each prediction (n, W). (n, V)"""
         return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
+
+    def copy_for_search(self) -> "Transducer":
+        """A copy on the CPU without dropout: searches take many steps of a few rows, and each would wait for a GPU."""
+        return copy.deepcopy(self).cpu().eval()
 
     @property
     def array_head(self) -> "ArrayHead":

@@ -203,7 +203,7 @@ def training_seconds(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def read_run_data(run: Run, split: str | None = None) -> RunData:
-    text = run.recipe_file.read_text("utf-8", errors="replace") if run.recipe_file.exists() else ""
+    text = run.recipe_file.read_text("utf-8", errors="replace") if run.recipe_file.is_file() else ""
     rows = run.metrics()
     shown = _choose_results(run, split)
     splits = sorted({str(row["split"]) for row in rows if row.get("split") and row["split"] != "train"})
