@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # its handlers abort children that are forked in other tests
 
 import pytest
 from hypothesis import settings

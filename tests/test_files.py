@@ -28,23 +28,11 @@ from arcuate.files import (
     exclusive_lock,
     explain_write_error,
     fields_to_dict,
-    read_json,
     save_npz,
     write_text,
 )
 from arcuate.language.ngram.model import map_arrays, write_arrays
 from arcuate.losses.config import CTCSettings
-
-
-@pytest.mark.parametrize("text", ["a\\u0000b", "\\ud800", "\\udc00\\ud800"])
-def test_text_that_no_path_can_have_is_refused(tmp_path: Path, text: str) -> None:
-    """Every use of such a path raises ValueError, far from the file that names it."""
-    for number, content in enumerate((f'{{"a": [{{"{text}": 1}}]}}', f'{{"a": ["{text}"]}}')):
-        (tmp_path / f"{number}.json").write_text(content)
-        with pytest.raises(UserError, match="contains a character that no path can have"):
-            read_json(tmp_path / f"{number}.json")
-    (tmp_path / "pair.json").write_text('{"a": "\\ud83d\\ude00"}')
-    assert read_json(tmp_path / "pair.json") == {"a": "\U0001f600"}
 
 
 def write_page(path: Path) -> None:

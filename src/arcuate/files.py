@@ -29,7 +29,6 @@ from arcuate.errors import (
     TOO_LARGE,
     TOO_MANY_FILES,
     UserError,
-    can_be_path,
     check_regular,
     check_resources,
     require_memory,
@@ -477,31 +476,13 @@ _MAX_JSON_BYTES = 2**31  # of a text file that is read as a whole
 def read_json(path: Path) -> dict[str, Any]:
     try:
         check_regular(path, _MAX_JSON_BYTES)
-        text = path.read_text("utf-8")
-        value = json.loads(text)
-        if _UNUSUAL_ESCAPE.search(text):
-            _check_strings(value)
+        value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         check_resources(error, path)
         raise UserError(f"{path} cannot be read: {describe_error(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must contain one JSON object")
     return value
-
-
-_UNUSUAL_ESCAPE = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)  # NUL and surrogates, or part of a pair
-
-
-def _check_strings(value: Any) -> None:
-    """Raise ValueError for text that cannot be a path: any string of a file may be used as one."""
-    if isinstance(value, str) and not can_be_path(value):
-        raise ValueError(f"{value[:60]!a} contains a character that no path can have")
-    if isinstance(value, dict):
-        _check_strings(list(value))
-        _check_strings(list(value.values()))
-    elif isinstance(value, list):
-        for item in value:
-            _check_strings(item)
 
 
 def read_jsonl(path: Path, growing: bool = False) -> list[dict[str, Any]]:

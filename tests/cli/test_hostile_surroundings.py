@@ -368,3 +368,15 @@ def test_pipes_of_the_shell_are_read() -> None:
     os.close(writing)
     assert read_jsonl(Path(f"/dev/fd/{reading}")) == [{"id": "a"}]
     os.close(reading)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_a_path_that_cannot_exist_is_one_sentence(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the path of a store in the environment.json of a run from elsewhere."""
+    monkeypatch.setattr(cli, "app", lambda **options: Path(path).stat())
+    monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "which no path can contain" in capsys.readouterr().err

@@ -220,7 +220,7 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), "--no-words"), "is not a regular file")
     assert not Path(target).exists()
     store = str(folder / "store")
-    assert_refused(arcuate("decode", model, "--data", store, "--checkpoint", "last"), "needs a run folder")
+    assert_refused(arcuate("decode", model, "--data", store, "--checkpoint", "last"), "--checkpoint cannot be applied")
     renamed = shutil.copy(model, tmp_path / "model.zip")
     assert arcuate("decode", str(renamed), "--data", store, "--json").returncode == 0
     text = tmp_path / "notes.arcx"

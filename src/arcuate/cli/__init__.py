@@ -60,6 +60,10 @@ def main() -> NoReturn:
         if not any(sign in str(error) for sign in _OUT_OF_MEMORY):
             raise
         _fail_out_of_memory(error)
+    except ValueError as error:
+        if not any(sign in str(error) for sign in _NO_PATH):
+            raise
+        _fail("a file or an option names a path with a NUL or a lone surrogate, which no path can contain; correct it")
     except SystemError:  # Python itself, when memory runs out during an import
         if has_memory(2**26):
             raise
@@ -116,6 +120,7 @@ _OUT_OF_MEMORY = (
 )
 
 
+_NO_PATH = ("embedded null", "surrogates not allowed")  # of every function of Python that takes a path
 _ON_CPU = "compute on the CPU: set CUDA_VISIBLE_DEVICES to nothing"
 _UNUSABLE_GPU = {  # how CUDA reports a GPU that torch was not built for, and one in exclusive mode that is in use
     "no kernel image is available": "install a build of torch for this GPU",

@@ -435,8 +435,6 @@ def _score_export(
 
     if trials.data is None:
         raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
-    if trials.checkpoint != "best":
-        raise UserError(f"--checkpoint needs a run folder; {file.path} has one model")
     store, layout = Store.open(Path(trials.data)), file.layout
     decoder = Decoder.load(file.path, words=False, head=trials.head)
     store.check_trained_on(file.trained_on)
