@@ -587,3 +587,11 @@ def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
     for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
         write_json(file, damaged)
         assert robustness_section(read_run_data(run)) is None
+
+
+def test_a_folder_in_place_of_the_recipe_is_no_reason_to_fail(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", n_examples=1)
+    run.recipe_file.unlink()
+    run.recipe_file.mkdir()
+    page, _ = report(run)
+    assert "Learning curves" in page
