@@ -3,9 +3,10 @@
 MkDocs calls these functions while it builds (https://www.mkdocs.org/user-guide/configuration/#hooks).
 """
 
+import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from mkdocs.structure.files import File, Files
 
@@ -91,10 +92,46 @@ def _python() -> str:
     lines = [
         "# Python",
         "",
-        "The public names of `arcuate`. They are imported on first use; none of the functions prints.",
+        "The public names of `arcuate`, in the order of the workflow, and the types of their results. Names are",
+        "imported on first use; none of the functions prints.",
         "",
     ]
-    for name in arcuate.__all__:
-        if name in arcuate._HOMES:
-            lines += [f"::: arcuate.{arcuate._HOMES[name]}.{name}", ""]
+    left = dict(arcuate._HOMES)
+    results: dict[str, str] = {}
+    for title, names in _PYTHON.items():
+        lines += [f"## {title}", ""]
+        for name in names or list(left):
+            home = f"arcuate.{left.pop(name)}"
+            lines += [f"::: {home}.{name}", ""]
+            results |= _result_types(getattr(arcuate, name))
+    lines += ["## Results", ""]
+    for name, home in sorted(results.items()):
+        if name not in arcuate._HOMES:
+            lines += [f"::: {home}.{name}", ""]
     return "\n".join(lines)
+
+
+# Sections of the page; the last one lists all other names.
+_PYTHON: dict[str, tuple[str, ...]] = {
+    "Data": ("simulate", "prepare", "Store", "check_data"),
+    "Training": ("train", "train_seeds", "Run", "load_recipe", "Recipe", "average", "calibrate", "ProgressBar"),
+    "Evaluation and decoding": (
+        *("evaluate", "decode", "load", "StreamingDecoder", "tune", "rescore", "combine", "submit"),
+        *("evaluate_adaptation", "measure_drift"),
+    ),
+    "Diagnosis, comparison and charts": (
+        *("diagnose", "compare", "list_runs", "plot_curves", "write_report", "write_ledger", "Remedy", "write_remedy"),
+        "try_remedy",
+    ),
+    "Everything else": (),
+}
+
+
+def _result_types(function: Any) -> dict[str, str]:
+    """The classes of this package that a function returns: name -> module."""
+    if inspect.isclass(function):
+        return {}
+    annotation = get_type_hints(function).get("return")
+    parts = [annotation, *get_args(annotation)]
+    found = [p for p in parts if inspect.isclass(p) and p.__module__.startswith("arcuate.")]
+    return {p.__name__: p.__module__ for p in found}

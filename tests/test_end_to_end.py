@@ -162,6 +162,9 @@ def test_python_gives_the_same_phonemes_as_the_command_line(run: Path, cohort_st
         hypothesis = model.decode(bins, info.session, store.block_statistics(info))
         assert hypothesis.phonemes == rows[info.id]["hypothesis"]
         assert model.log_probs(bins, info.session, store.block_statistics(info)).shape[1] == 41
+    assert repr(model).startswith("Decoder(") and len(repr(model)) < 100
+    evaluation = package.evaluate(run, split="val")
+    assert repr(evaluation).startswith(f"Evaluation('{run}': PER ") and len(repr(evaluation)) < 300 + len(str(run))
 
 
 def test_python_rejects_invalid_input(run: Path) -> None:

@@ -100,6 +100,8 @@ def parse_name(text: str, revision: str | None = None) -> HubName:
 
 def local_path(path: str | os.PathLike[str], revision: str | None = None) -> Path:
     """A path as it is; the folder or exported file to which hf:ORG/NAME[@REVISION] was downloaded."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"expected a path, a run or a result of training, got {type(path).__name__} {path!r:.60}")
     if not is_hub_name(path):
         if revision is not None:
             raise UserError(f"--revision {revision!r:.60} applies to names such as hf:ORG/NAME, not to {path}")

@@ -7,6 +7,7 @@ and the command line prints them to stderr.
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,15 @@ Progress = Callable[[int, int, str], None]  # items done, items in total, what i
 logger = logging.getLogger("arcuate")
 logger.addHandler(logging.NullHandler())
 
+_OUTPUT_INTERVAL_S = 0.2  # between two updates of a line in a notebook
+_OUTPUT_WIDTH = 30  # characters of its bar
+
 
 class ProgressBar:
     """A progress bar for scripts and notebooks: `arcuate.train(…, progress=ProgressBar())`.
 
-    It is drawn by rich, which shows one line that updates itself in terminals and in Jupyter alike. Every description
-    gets its own line, which stays when it is complete.
+    Every description gets its own line, which updates itself and stays when it is complete. In terminals it is drawn
+    by rich. In notebooks it is a plain-text output, because rich needs ipywidgets there and captures later prints.
     """
 
     def __init__(self) -> None:
@@ -28,6 +32,9 @@ class ProgressBar:
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, done: int, total: int, description: str) -> None:
+        if _in_notebook():
+            self._update_output(done, total, description)
+            return
         from rich.progress import Progress as Bar
 
         if self._bar is None:
@@ -39,11 +46,33 @@ class ProgressBar:
         if self._bar.finished:
             self.close()
 
+    def _update_output(self, done: int, total: int, description: str) -> None:
+        from IPython.display import display
+
+        handle, shown_at = self._tasks.get(description, (None, 0.0))
+        if handle is not None and done < total and time.monotonic() - shown_at < _OUTPUT_INTERVAL_S:
+            return
+        n_filled = round(_OUTPUT_WIDTH * done / total) if total > 0 else 0
+        text = f"{description} {'━' * n_filled}{'┈' * (_OUTPUT_WIDTH - n_filled)} {done:,}/{total:,}"
+        if handle is None:
+            handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            handle.update({"text/plain": text}, raw=True)
+        self._tasks[description] = (handle, time.monotonic())
+        if done >= total:
+            del self._tasks[description]  # the same work, done again, gets a new line
+
     def close(self) -> None:
         """Stop drawing; called when everything is complete, and needed only after an interruption."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def counted(n: int, noun: str) -> str:

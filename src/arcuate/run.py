@@ -53,6 +53,9 @@ class Run:
     report_file = _PathInRun("report.html")
     card_file = _PathInRun("MODEL_CARD.md")
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "path", Path(path))
+
     def __fspath__(self) -> str:
         return os.fspath(self.path)
 
@@ -206,7 +209,7 @@ def check_local(path: Path, option: str) -> None:
 
 
 def unfinished_reason(run: Run) -> str | None:
-    """Why the training of a run is not complete, such as "stopped at step 150 of 600"; None if it is.
+    """Why the training of a run is not complete, such as "reached step 150 of 600"; None if it is.
 
     An imported model has no training and is complete. Without checkpoints, it is derived from the log.
     """
@@ -224,7 +227,7 @@ def unfinished_reason(run: Run) -> str | None:
     last = incidents[-1] if incidents else {}
     if last.get("action") == "stop" and isinstance(last.get("step"), int) and last["step"] >= step:
         return f"stopped by the guard at step {last['step']:,} of {planned:,}"
-    return f"stopped at step {step:,} of {planned:,}"
+    return f"reached step {step:,} of {planned:,}"
 
 
 def _trained_steps(run: Run) -> tuple[int, int]:

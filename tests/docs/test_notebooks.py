@@ -53,3 +53,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, kernel: Any) -> None:
     notebook.cells.insert(0, nbformat.v4.new_code_cell(EMPTY.format(folder=str(tmp_path))))
     client = nbclient.NotebookClient(notebook, km=running, timeout=300)
     client.execute(env=environment)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [o.text for o in outputs if o.output_type == "stream" and "Warning" in o.text]

@@ -49,7 +49,7 @@ def test_completion_is_read_from_the_last_checkpoint_or_the_log(tmp_path: Path) 
     save_at(run, N_STEPS)
     assert unfinished_reason(run) is None
     interrupt(run)
-    assert unfinished_reason(run) == "stopped at step 150 of 600"
+    assert unfinished_reason(run) == "reached step 150 of 600"
     stopped = make_run(tmp_path / "stopped")
     stop_by_guard(stopped)
     assert unfinished_reason(stopped) == "stopped by the guard at step 170 of 600"
@@ -61,7 +61,7 @@ def test_a_curriculum_that_ended_early_is_complete(tmp_path: Path) -> None:
     text = run.recipe_file.read_text().replace("stages: []", "stages: [{name: a}, {name: b}]")
     run.recipe_file.write_text(text)
     save_at(run, 150, stages_done=1)
-    assert unfinished_reason(run) == "stopped at step 150 of 600"
+    assert unfinished_reason(run) == "reached step 150 of 600"
     save_at(run, 200, stages_done=2)
     assert unfinished_reason(run) is None
 

@@ -243,7 +243,7 @@ def test_differences_in_length_and_code_are_reported(tmp_path: Path) -> None:
     early.metrics_file.write_text("\n".join(lines[:24]) + "\n")
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, revision="b" * 40)
     text = write_ledger(tmp_path)
-    assert "a stopped at step 300 of 600" in text
+    assert "a reached step 300 of 600" in text
     assert f"different code ({'a' * 12} and {'b' * 12})" in text
 
 

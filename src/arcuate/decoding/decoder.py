@@ -37,6 +37,10 @@ class Decoder:
 
     model: Model
 
+    def __repr__(self) -> str:
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        return f"Decoder({n_parameters:,} parameters, {len(self.sessions)} sessions, {len(self.classes)} classes)"
+
     @property
     def sessions(self) -> tuple[str, ...]:
         return self.model.config.sessions

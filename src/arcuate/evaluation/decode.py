@@ -83,6 +83,9 @@ class Transcription(Sequence[Transcript]):
     accept_above: float | None = None  # lowest confidence of an accepted word of trials without a session
     reject_below: float | None = None  # sentences with a lower probability are marked as rejected
 
+    def __repr__(self) -> str:
+        return f"Transcription({self.summary().splitlines()[0]})"
+
     @property
     def wer(self) -> float | None:
         """Word error rate; None if no trial has a reference."""
@@ -242,8 +245,8 @@ def decode(
     `config`: search weights of `arcuate tune`. `references`: JSON lines with `text`. `words`: added to the lexicon, as
     word, word=weight or word=weight=PHONEMES. `split`, `data`, `head` and `checkpoint` apply to runs; `head` is ctc,
     transducer or both (default: both if the transducer was trained). `out`: write one JSON line per trial with its
-    n-best list. For a run, the same lines and their summary are kept in the run folder, as results/<split>.words.jsonl
-    and .json, where report, ledger and list of runs find them.
+    n-best list. For a run, the same lines and their summary are kept in the run folder, as
+    `results/<split>.words.jsonl` and `.json`, where report, ledger and list of runs find them.
 
     `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with weight
     `alpha` in the language-model score; it needs the CTC head.

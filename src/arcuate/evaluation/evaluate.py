@@ -66,6 +66,9 @@ class Evaluation:
     error_reference: ErrorReference | None = None  # of the labelled trials
     estimate: ErrorEstimate | None = None  # error rate of the trials without labels
 
+    def __repr__(self) -> str:
+        return f"Evaluation('{self.run.path}': {self.summary().splitlines()[0]})"
+
     @property
     def rate(self) -> CommunicationRate | None:
         """Words per minute of the labelled trials, and bits per second of the decoded tokens."""
@@ -237,7 +240,7 @@ def evaluate(
     view_noise: float = 0.2,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Decode and score a split; write results/<split>[.<label>].jsonl, .json and .npz into the run folder.
+    """Decode and score a split; write `results/<split>[.<label>].jsonl`, `.json` and `.npz` into the run folder.
 
     `data`: the store, if it is not the training store. `search`: greedy or beam, default as in the recipe.
     `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the

@@ -66,7 +66,7 @@ def submit(
 ) -> Submission:
     """Write the decoded texts of a run folder or a decodings file as a submission.
 
-    `label`: of results/<split>.<label>.jsonl in a run folder. `format`: b2t25 or b2t24; default: inferred from
+    `label`: of `results/<split>.<label>.jsonl` in a run folder. `format`: b2t25 or b2t24; default: inferred from
     the session names.
     """
     if format not in (None, "b2t25", "b2t24"):

@@ -97,6 +97,10 @@ class TrainResult:
     signal: Signals | None = None  # signal that interrupted it
     is_main: bool = True  # False in all processes but one under torchrun
 
+    def __repr__(self) -> str:
+        best = "" if self.best_per is None else f", best error rate {percent(self.best_per)} at step {self.best_step:,}"
+        return f"TrainResult('{self.path}': {self.recipe.name}, {counted(self.steps, 'step')}{best})"
+
     @property
     def path(self) -> Path:
         return self.run.path

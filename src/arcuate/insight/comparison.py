@@ -129,6 +129,10 @@ class Comparison:
     differences: tuple[GroupDifference, ...]
     notes: tuple[str, ...]  # limits on the interpretation
 
+    def __repr__(self) -> str:
+        names = ", ".join(group.name for group in self.groups[1:])
+        return f"Comparison({names} with {self.groups[0].name} on {count(self.n_trials, f'{self.split} trial')})"
+
     @property
     def n_trials(self) -> int:
         return len(self.groups[0].scores[0].lengths)
@@ -214,8 +218,9 @@ def _check_complete(runs: Sequence[Run]) -> None:
     unfinished = [f"{run.path} ({reason})" for run in runs if (reason := unfinished_reason(run))]
     if unfinished:
         raise UserError(
-            f"a comparison needs complete runs, but training is unfinished in: {'; '.join(unfinished)}; resume with"
-            " arcuate train RUN/recipe.yaml --run RUN --resume, or leave these runs out"
+            f"a comparison needs complete runs, but training is unfinished in: {'; '.join(unfinished)}; wait for"
+            " those that are training, resume the others with arcuate train RUN/recipe.yaml --run RUN --resume, or"
+            " leave these runs out"
         )
 
 

@@ -17,7 +17,7 @@ from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame
 from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.insight.report.run_data import lookup, training_seconds
-from arcuate.progress import Progress
+from arcuate.progress import Progress, counted
 from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason
 
 _MAX_DEPTH = 6
@@ -196,6 +196,10 @@ class RunList:
 
     folder: Path
     entries: tuple[RunEntry, ...]
+
+    def __repr__(self) -> str:
+        names = ", ".join(entry.name for entry in self.entries[:6]) + (", …" if len(self.entries) > 6 else "")
+        return f"RunList('{self.folder}': {counted(len(self), 'run')}{': ' if names else ''}{names})"
 
     def __iter__(self) -> Iterator[RunEntry]:
         return iter(self.entries)

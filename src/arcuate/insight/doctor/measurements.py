@@ -87,6 +87,12 @@ class Measurements:
         return float(min(np.median(last), last[-1]))
 
     @property
+    def shown_end(self) -> str:
+        """`end` for display; says so if it is not the last evaluation, which is shown beside it."""
+        last = float(self.evaluations.values[-1])
+        return self.shown(self.end) + ("" if self.end == last else " (median of the last three evaluations)")
+
+    @property
     def first_step(self) -> float:
         return float(self.evaluations.steps[0])
 

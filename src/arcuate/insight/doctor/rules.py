@@ -104,11 +104,11 @@ def _collapsed(m: Measurements) -> Finding | None:
         return None
     name, learnt = m.log.error_name, m.best < CONSTANT_OUTPUT_PER
     if learnt:
-        text = f"{name} had reached {m.shown(m.best_raw)} at step {m.best_step:,} and returned to {m.shown(m.end)}"
+        text = f"{name} had reached {m.shown(m.best_raw)} at step {m.best_step:,} and returned to {m.shown_end}"
     else:
         text = (
             f"{name} never left the level of a constant output (all-blank solution): best {m.shown(m.best_raw)},"
-            f" last {m.shown(m.end)}"
+            f" last {m.shown_end}"
         )
     falling = not learnt and m.gain >= _FALLING and m.regression <= _RECOVERED
     slow = (f"it is still falling, by {_relative(m.gain)} over the last third",) if falling else ()
@@ -127,7 +127,7 @@ def _degraded(m: Measurements) -> Finding | None:
     if not _train_loss_rose(m) if m.loss_only else m.end - m.best < _DEGRADED_BY:
         return None
     text = (
-        f"best {_judged_name(m)} {m.shown(m.best_raw)} at step {m.best_step:,}, then {m.shown(m.end)} at the end"
+        f"best {_judged_name(m)} {m.shown(m.best_raw)} at step {m.best_step:,}, then {m.shown_end} at the end"
         f", {_relative(m.regression)} higher"
     )
     return Finding("degraded", (text, *_train_loss_text(m)), m.best_step)
@@ -231,9 +231,7 @@ def _fallback(m: Measurements) -> Finding:
 
 def _slightly_worse(m: Measurements) -> Finding:
     """Slightly above its best at the end: overfit if training continued to improve, else degraded."""
-    text = (
-        f"{_judged_name(m)} ended at {m.shown(m.end)}, {_relative(m.regression)} above its best at step {m.best_step:,}"
-    )
+    text = f"{_judged_name(m)} ended at {m.shown_end}, {_relative(m.regression)} above its best at step {m.best_step:,}"
     loss_rose = m.val_loss_rise is None or m.val_loss_rise[0] > _RECOVERED
     verdict = "overfit" if loss_rose and not _train_loss_rose(m) else "degraded"
     return Finding(verdict, (text, *_train_loss_text(m)), m.best_step)
@@ -242,7 +240,7 @@ def _slightly_worse(m: Measurements) -> Finding:
 def _healthy(m: Measurements) -> Finding:
     """Within 5 % of its best at the end, at a normal level for the data."""
     above = f", {_relative(m.regression)} above its best" if m.regression > 0.001 else ", its best"
-    return Finding("healthy", (f"{_judged_name(m)} ended at {m.shown(m.end)}{above}{_level_text(m)}",))
+    return Finding("healthy", (f"{_judged_name(m)} ended at {m.shown_end}{above}{_level_text(m)}",))
 
 
 def _is_constant_output(m: Measurements) -> bool:
