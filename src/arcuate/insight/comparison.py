@@ -131,7 +131,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         names = ", ".join(group.name for group in self.groups[1:])
-        return f"Comparison({names} with {self.groups[0].name} on {count(self.n_trials, f'{self.split} trial')})"
+        return f"Comparison({names} with {self.groups[0].name} on {self.n_trials:,} {self.split} trials)"
 
     @property
     def n_trials(self) -> int:
