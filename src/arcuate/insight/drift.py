@@ -108,7 +108,7 @@ def _array_figure(result: DriftResult) -> Figure:
     lines = []
     for name, (colour, dashed) in styles.items():
         values = [row.arrays[name].subspace_similarity for row in result.sessions]
-        lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed))
+        lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed, dots=True))
     caption = (
         f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
         " 0 % is chance level."
@@ -120,7 +120,6 @@ def _array_figure(result: DriftResult) -> Figure:
         title="Similarity by array",
         label=f"Similarity of {counted(len(lines), 'array')} over days.",
         x_title="days since the first session",
-        dots=True,
     )
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Control characters, lone surrogates and bidirectional overrides are replaced.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+_CODE = re.compile(r"(`[^`]+`|\barcuate (?:doctor|prepare|train)\b[^,;]*|\b[a-z_.]+=[^\s,;)]+)")
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
     " form-action 'none'"
@@ -262,7 +263,8 @@ def environment() -> "Environment":
         finalize=_finalize,
     )
     made.filters |= {"percent": percent, "count": count, "static_svg": _static_markup, "data": _embedded_json}
-    made.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
+    made.filters |= {"typeset": _typeset, "marked": _marked}
+    made.filters["sentence"] = lambda text: _typeset(text[:1].upper() + text[1:])
     return made
 
 
@@ -272,6 +274,21 @@ def _finalize(value: Any) -> Any:
     if value is None:
         return ""
     return value if isinstance(value, Markup) else clean(str(value))
+
+
+def _typeset(text: str) -> str:
+    """Text whose per cent signs stay with their numbers."""
+    return re.sub(r"(?<=\d) %", "\u202f%", text)
+
+
+def _marked(text: str) -> Any:
+    """Prose with settings, commands and what is between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = _CODE.split(_typeset(clean(text)))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part.strip("`")) if i % 2 else escape(part) for i, part in enumerate(parts)
+    )
 
 
 def _static_markup(figure: Figure, identifier: str) -> Any:

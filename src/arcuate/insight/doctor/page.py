@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.config import override_list
+from arcuate.errors import UserError
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.base import Chart
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, thin_curve
 from arcuate.evaluation.charts.formats import count, finite_number, percent
+from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.insight.doctor.recipe_checks import Cause
 from arcuate.insight.doctor.training_log import Series
@@ -42,6 +45,7 @@ class Advice:
 
     causes: tuple[Cause, ...]
     suggestion: str
+    purpose: str  # what the commands do
     commands: str
 
 
@@ -57,6 +61,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         tone=tone,
         error_name=diagnosis.error_name,
         lead=first,
+        has_reference=diagnosis.log is not None and matching_reference(diagnosis.log, diagnosis.dataset) is not None,
         advice=_advice(diagnosis),
         sections=[_section(run) for run in runs[:_MAX_RUNS]],
         n_more=max(len(runs) - _MAX_RUNS, 0),
@@ -72,19 +77,26 @@ def _advice(diagnosis: Diagnosis) -> Advice | None:
     """What to do first; None if there is nothing to do."""
     if not diagnosis.causes and not diagnosis.suggestion:
         return None
-    return Advice(diagnosis.causes, diagnosis.suggestion, _commands(diagnosis))
+    return Advice(diagnosis.causes, diagnosis.suggestion, *_commands(diagnosis))
 
 
-def _commands(diagnosis: Diagnosis) -> str:
-    """The commands that write and train the remedy; empty if no setting has to change or the log is not arcuate's."""
+def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
+    """What the commands that train the remedy do, and the commands; empty if no setting has to change."""
     remedy = diagnosis.fix()
-    if not remedy or remedy.run is None:
-        return ""
-    run, store = shlex.quote(str(remedy.run)), shlex.quote(diagnosis.store or "STORE")
-    return (
-        f"arcuate doctor {run} --fix remedy.yaml\n"
-        f"arcuate train remedy.yaml --data {store} --run {shlex.quote(str(remedy.run) + '-remedy')}"
-    )
+    if not remedy:
+        return "", ""
+    store = diagnosis.store or "STORE"
+    if remedy.run is not None:
+        write = ["arcuate", "doctor", str(remedy.run), "--fix", "remedy.yaml"]
+        train = ["arcuate", "train", "remedy.yaml", "--data", store, "--run", f"{remedy.run}-remedy"]
+        return "Write the remedy as a recipe and train it beside this run:", f"{shlex.join(write)}\n{shlex.join(train)}"
+    recipe, overrides = f"{diagnosis.dataset}-gru", override_list(remedy.overrides)
+    try:
+        load_recipe(recipe, remedy.overrides)
+    except UserError:  # an unknown data set, or settings that the recipe does not have
+        return "", ""
+    train = ["arcuate", "train", recipe, "--data", store, "--run", "runs/remedy", *overrides]
+    return "The log is not from arcuate. Its recipe of the official model, with this change:", shlex.join(train)
 
 
 def _section(run: Diagnosis) -> RunSection:
@@ -124,8 +136,7 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
     step, rate = float(per.steps[best]), float(per.values[best])
     layers = [
         *(_reference_layers(reference, last, y) if reference else []),
-        *curves.step_marks(_marks(run), last),
-        *curves.best_mark(step, rate, y, last),
+        *curves.best_mark(step, rate, y, last, float(shown.max())),
     ]
     return curves.line_chart(
         [Line(f"this run, {log.error_name}", "blue", _clamped(_curve(per), *(y.domain or (_LOWEST, _HIGHEST))))],
@@ -135,6 +146,7 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
         x_title=per.unit,
         last=last,
         layers=layers,
+        marks=_marks(run),
         height=_ERROR_HEIGHT,
     )
 
@@ -154,15 +166,15 @@ def _reference_layers(reference: Reference, last: float, y: ValueAxis) -> list[C
 
 
 def _marks(run: Diagnosis) -> list[tuple[int, str]]:
-    """Steps where a verdict starts, with their labels."""
-    return [(step, f"{verdict.replace('_', ' ')} from {count(step)}") for step, verdict in run.marks[:_MAX_MARKS]]
+    """Steps where a verdict starts."""
+    return [(step, verdict.replace("_", " ")) for step, verdict in run.marks[:_MAX_MARKS]]
 
 
 def _loss_figure(run: Diagnosis) -> Figure | None:
     assert run.log is not None
     log = run.log
     losses = (log.train_loss.finite, "train", "training"), (log.val_loss.finite, "blue", "validation")
-    shown = [entry for entry in losses if len(entry[0])]
+    shown = [entry for entry in losses if len(entry[0]) > 1]
     if len({series.unit for series, _, _ in shown}) > 1:
         shown = shown[-1:]  # the two axes are not comparable
     values = [v for series, _, _ in shown for v in _positive(series)]
@@ -178,7 +190,7 @@ def _loss_figure(run: Diagnosis) -> Figure | None:
         label="Loss, logarithmic",
         x_title=unit,
         last=last,
-        layers=curves.step_marks(_marks(run), last) if run.unit == unit else [],
+        marks=_marks(run) if run.unit == unit else (),
     )
 
 

@@ -63,7 +63,10 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
     target = finite_number(measured.get("target_accuracy", measured.get("promised")))  # name in earlier versions
     if share is None or accuracy is None or target is None:
         return ""
-    return f"{percent(share)} of the words are accepted, {percent(accuracy)} of them correct; target {percent(target)}."
+    return (
+        f"{percent(share)} of the words are accepted, because their confidence is above the threshold for a target"
+        f" accuracy of {percent(target)}; {percent(accuracy)} of these are correct."
+    )
 
 
 def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
@@ -71,7 +74,7 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
     diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
     low, high = zip(*(b.interval for b in reliability), strict=True)
     steps, accuracy = tuple(100 * b.confidence for b in reliability), tuple(b.accuracy for b in reliability)
-    found = Line("words", "blue", Curve(steps, accuracy, low, high, 0))
+    found = Line("words", "blue", Curve(steps, accuracy, low, high, 0), dots=True)
     chart = curves.line_chart(
         [diagonal, found],
         share,
@@ -79,7 +82,6 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
         label="Reliability diagram: "
         + ", ".join(f"{b.confidence:.0%} confidence {b.accuracy:.0%} correct" for b in reliability),
         x_title="confidence, %",
-        dots=True,
     )
     legend = [
         LegendEntry("words in ten bins, 95\u202f% interval", "blue", "dot"),

@@ -38,13 +38,13 @@ def _loss_figure(data: RunData) -> Figure | None:
 
 def _error_figure(data: RunData) -> Figure | None:
     lines = _validation_lines(data, "per")
-    if not _values(lines) or data.best is None:
+    if not (values := _values(lines)) or data.best is None:
         return None
     split, step, rate = data.best
     label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     y = ValueAxis(percent=True)
     entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
-    layers = curves.best_mark(step, rate, y, _last(data))
+    layers = curves.best_mark(step, rate, y, _last(data), max(values))
     if (floor := _floor(data)) is not None:
         name = f"floor without neural information, {percent(floor)}"
         entries.append(LegendEntry(name, "ink", "limit"))
@@ -197,7 +197,7 @@ def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:
         tuple(p.high for p in points),
         0,
     )
-    lines = [Line("error rate", "blue", curve)]
+    lines = [Line("error rate", "blue", curve, dots=True)]
     title = "Error rate on the rest of the session"
     y = ValueAxis(percent=True)
-    return curves.line_chart(lines, y, title=title, label=label, x_title="calibration sentences", dots=True)
+    return curves.line_chart(lines, y, title=title, label=label, x_title="calibration sentences")

@@ -164,7 +164,8 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
         return None
     caption = (
         f"Rows: reference {unit}s; columns: decoded {unit}s; each row sums to 100 %. The row “inserted” shows decoded"
-        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded."
+        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded. The colour of"
+        " confusions follows the square root of their share, so that rare ones are visible."
     )
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
@@ -223,7 +224,7 @@ def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | N
         return None
     chart = plots.bar_chart(
         rows,
-        title=f"Errors by reference {unit}",
+        title=f"Errors by reference {unit}, share of its references",
         label=f"Fraction of each {unit} that was substituted or deleted",
         key="phoneme",
         kinds=_ERROR_COLOURS,

@@ -279,8 +279,8 @@ def _word_tile(data: RunData) -> Tile | None:
     """WER of the decoded words, or the one in the log at the best validation."""
     words = data.words
     if words and words.rate is not None:
-        bounds = [interval(words.interval)] if words.interval else []
-        return Tile("Word error rate", percent(words.rate), (*bounds, split_name(words.split)))
+        remarks = (interval(words.interval), "95\u202f% interval") if words.interval else (split_name(words.split),)
+        return Tile("Word error rate", percent(words.rate), remarks)
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()
@@ -474,4 +474,6 @@ def environment_section(data: RunData) -> EnvironmentSection | None:
     machine = [(str(k).replace("_", " "), _value_text(v)) for k, v in environment.items() if k not in shown]
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
-    return EnvironmentSection((("Data", store), ("Run", model), ("Machine", machine[:30])), command[:4000])
+    groups = ("Data", store), ("Run", model), ("Machine", machine[:30])
+    cards = tuple((title, [row for row in rows if row[1] != MISSING]) for title, rows in groups)
+    return EnvironmentSection(cards, command[:4000])

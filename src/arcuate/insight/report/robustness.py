@@ -38,7 +38,7 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
     lead = (
         f"Mean corruption error over {len(kinds)} kinds of corrupted input: {means}; {percent(clean)} on clean input."
     )
-    lines = [Line(name, colour, Curve.through(rates)) for name, colour, rates in sets]
+    lines = [Line(name, colour, Curve.through(rates), dots=True) for name, colour, rates in sets]
     label = "; ".join(f"{name} from {rates[0][1]:.1%} to {rates[-1][1]:.1%}" for name, _, rates in sets)
     n_trials = finite_int(found.get("n_trials"))
     caption = None if n_trials is None else f"Mean over the kinds, on {n_trials:,} trials."
@@ -52,7 +52,6 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
         title=f"{data.short_rate_name} by severity",
         label=label,
         x_title="severity, 0 = clean",
-        dots=True,
     )
     return RobustnessSection(lead, figure, ("corruption", *(name for name, _, _ in sets)), rows)
 
