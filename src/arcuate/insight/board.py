@@ -18,7 +18,7 @@ from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.ledger import ledger_page, write_ledger
 from arcuate.insight.overlay import is_simulated, overlaid_figures
-from arcuate.insight.render import environment, render_part, style_sheet, vega_bundle
+from arcuate.insight.render import environment, render_part, style_sheet, typeset, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry, value_text
@@ -397,7 +397,9 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     @app.get("/api/compare")
     def compare_runs(run: list[str] = Query()) -> Response:
         found = compare(*_selected(board, run), evaluate_missing=False)
-        return json_response({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
+        return json_response(
+            {"sentences": [typeset(d.sentence) for d in found.differences], "notes": list(found.notes)}
+        )
 
     @app.get("/compare")
     def comparison(run: list[str] = Query()) -> Response:

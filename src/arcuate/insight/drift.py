@@ -10,7 +10,7 @@ from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
 from arcuate.data.store import Store
 from arcuate.evaluation.charts import plots
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, group_colours
-from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, whole_percent
+from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, split_name, whole_percent
 from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.files import check_output, write_text
 from arcuate.insight.overlay import line_figure
@@ -76,7 +76,7 @@ def _errors_figure(rates: "AdaptationResult") -> Figure:
     chart = plots.session_chart(
         values,
         short_session_names([row.session for row in rates.sessions]),
-        title=f"{rates.run.name}, {rates.provenance.split} trials",
+        title=f"{rates.run.name}, {split_name(rates.provenance.split)} trials",
         label=f"Phoneme error rate of {counted(len(rates.sessions), 'session')} with and without adaptation.",
     )
     legend = [LegendEntry(_UNADAPTED, "train", "line", _UNADAPTED), LegendEntry(adapted, "blue", "line", adapted)]
@@ -115,7 +115,7 @@ def _array_figure(result: DriftResult) -> Figure:
     )
     return line_figure(
         lines,
-        ValueAxis(percent=True, domain=(0.0, 1.04)),  # room for the dots at 100 %
+        ValueAxis(percent=True),
         caption=caption,
         title="Similarity by array",
         label=f"Similarity of {counted(len(lines), 'array')} over days.",

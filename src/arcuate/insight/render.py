@@ -49,7 +49,7 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One entry of a legend: the mark is a `line`, `dash`, `band`, `dot`, `ring`, `box` or `limit`."""
+    """One entry of a legend: the mark is a `line`, `dash`, `band`, `dot`, `ring`, `box`, `tick` or `limit`."""
 
     name: str
     colour: str
@@ -263,8 +263,8 @@ def environment() -> "Environment":
         finalize=_finalize,
     )
     made.filters |= {"percent": percent, "count": count, "static_svg": _static_markup, "data": _embedded_json}
-    made.filters |= {"typeset": _typeset, "marked": _marked}
-    made.filters["sentence"] = lambda text: _typeset(text[:1].upper() + text[1:])
+    made.filters |= {"typeset": typeset, "marked": _marked}
+    made.filters["sentence"] = lambda text: typeset(text[:1].upper() + text[1:])
     return made
 
 
@@ -276,16 +276,16 @@ def _finalize(value: Any) -> Any:
     return value if isinstance(value, Markup) else clean(str(value))
 
 
-def _typeset(text: str) -> str:
-    """Text whose per cent signs stay with their numbers."""
-    return re.sub(r"(?<=\d) %", "\u202f%", text)
+def typeset(text: str) -> str:
+    """Text whose per cent signs and p-values are not broken over lines."""
+    return re.sub(r"(?<=\d) %", "\u202f%", text).replace("p = ", "p\u00a0=\u00a0")
 
 
 def _marked(text: str) -> Any:
     """Prose with settings, commands and what is between backticks as code."""
     from markupsafe import Markup, escape
 
-    parts = _CODE.split(_typeset(clean(text)))
+    parts = _CODE.split(typeset(clean(text)))
     return Markup("").join(
         Markup("<code>{}</code>").format(part.strip("`")) if i % 2 else escape(part) for i, part in enumerate(parts)
     )

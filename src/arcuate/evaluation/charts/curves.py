@@ -152,6 +152,8 @@ def line_chart(
     rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
     end = max(float(last if last is not None else max((row["step"] for row in rows), default=1.0)), 1.0)
     with_band, with_dots = (any(field in row for row in rows) for field in ("low", "dot"))
+    if with_dots and not layers and not y.log and y.domain is None:  # room for dots at the top
+        y = replace(y, domain=(0.0, 1.04 * max(v for line in lines for v in line.curve.values)))
     styles = {line.name: line for line in lines}
     colours = colours_by("series", {name: line.colour for name, line in styles.items()})
     base = (

@@ -230,7 +230,7 @@ def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | N
         kinds=_ERROR_COLOURS,
     )
     legend = [LegendEntry(kind, colour, "box", kind) for kind, colour in _ERROR_COLOURS.items()]
-    return make_figure(chart, legend=legend, full=True)
+    return make_figure(chart, legend=legend, full=True, wide=True)
 
 
 def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:

@@ -45,6 +45,7 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
     rows = tuple(
         (str(kind.get("name")), *(percent(_mean(kind["per"].get(name))) for name, _, _ in sets)) for kind in kinds
     )
+    head = f"mean {data.short_rate_name} by kind"
     figure = line_figure(
         lines,
         ValueAxis(percent=True),
@@ -53,7 +54,7 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
         label=label,
         x_title="severity, 0 = clean",
     )
-    return RobustnessSection(lead, figure, ("corruption", *(name for name, _, _ in sets)), rows)
+    return RobustnessSection(lead, figure, (head, *(name for name, _, _ in sets)), rows)
 
 
 def _numbers(values: Any) -> list[float]:
