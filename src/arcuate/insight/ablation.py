@@ -353,7 +353,8 @@ def ablation_page(result: AblationResult) -> str:
     experiment = result.experiment
     return render(
         "ablation.html",
-        title="Ablation · arcuate",
+        heading=" · ".join(factor.name for factor in experiment.factors),
+        kind="ablation",
         simulated=any_simulated(s.run for scores in result.runs.values() for s in scores),
         result=result,
         effects=_effects_figure(result),

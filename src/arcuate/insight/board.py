@@ -69,7 +69,6 @@ class BoardRow:
     changes: tuple[str, ...] = ()  # relative to the parent
     curve: tuple[tuple[int, float], ...] = ()  # step, error rate
     simulated: bool = False
-    evaluated: bool = False
     ablation: str = ""  # name of the ablation that the run is part of
     sweep: str = ""  # name of the sweep
     problems: tuple[str, ...] = ()
@@ -281,7 +280,6 @@ def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
         else (),
         curve=_curve(entry.logged.validations),
         simulated=is_simulated(entry.run),
-        evaluated=bool(entry.results),
         ablation=folder.name if folder and (folder / "ablation.html").is_file() else "",
         sweep=sweep.name if (sweep := _sweep_folder(path)) else "",
         problems=entry.problems,
@@ -443,7 +441,7 @@ def overlay(board: Board, names: Sequence[str]) -> str:
     """Overlaid learning curves of runs as a part of the page."""
     runs = _selected(board, names)
     logs = [(name, run.metrics()) for name, run in zip(names, runs, strict=True)]
-    return render_part("overlay.html", figures=overlaid_figures(logs, run_rate_name(*runs)))[0]
+    return render_part("overlay.html", figures=overlaid_figures(logs, run_rate_name(*runs)))
 
 
 def _selected(board: Board, names: Sequence[str]) -> list[Run]:

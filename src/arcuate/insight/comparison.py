@@ -351,11 +351,11 @@ def _describe_search(summary: Mapping[str, Any]) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    reference, *others = comparison.groups
     curves = [(g.name, s.run.metrics()) for g in comparison.groups for s in g.scores]
     return render(
         "comparison.html",
-        title=f"{reference.name} and {', '.join(g.name for g in others)} · arcuate",
+        heading=" · ".join(group.name for group in comparison.groups),
+        kind="comparison",
         simulated=any_simulated(s.run for group in comparison.groups for s in group.scores),
         comparison=comparison,
         scored_on=f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials.",

@@ -40,7 +40,8 @@ def drift_page(result: DriftResult) -> str:
     rates = result.error_rates
     return render(
         "drift.html",
-        title=f"{result.store.name} · arcuate drift",
+        heading=result.store.name,
+        kind="drift",
         simulated=result.simulated,
         result=result,
         last=last,

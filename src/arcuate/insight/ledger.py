@@ -481,7 +481,7 @@ _Text = list[tuple[str, str]]  # text, and the element around it: b, code or non
 
 def ledger_page(text: str, *, simulated: bool = False) -> str:
     """The run diary, as `write_ledger` returned it, as a page."""
-    return render("ledger.html", title="Run diary · arcuate", simulated=simulated, blocks=list(_blocks(text)))
+    return render("ledger.html", heading="Run diary", kind="ledger", simulated=simulated, blocks=list(_blocks(text)))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[Any]]]:

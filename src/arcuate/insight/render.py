@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Control characters, lone surrogates and bidirectional overrides are replaced.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
-_CODE = re.compile(r"(`[^`]+`|\barcuate (?:doctor|prepare|train)\b[^,;]*|\b[a-z_.]+=[^\s,;)]+)")
+_MARKED = re.compile(r"(\*\*[^*]+\*\*|`[^`]+`|\barcuate (?:doctor|prepare|train)\b[^,;]*|\b[a-z_.]+=[^\s,;)]+)")
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
     " form-action 'none'"
@@ -84,7 +84,7 @@ class Figure:
     caption: str = ""
     legend: tuple[LegendEntry, ...] = ()
     scales: tuple[ColourScale, ...] = ()
-    wide: bool = False  # scrolls sideways on a narrow screen instead of shrinking
+    scrolls: bool = False  # sideways on a narrow screen, instead of shrinking
     min_width: int = 0
     static_width: int = _STATIC_WIDTH  # width of the static drawing for readers without scripts
 
@@ -96,6 +96,16 @@ class Figure:
     def static_min_width(self) -> int:
         """Width below which the static drawing scrolls sideways, because its text would be too small."""
         return max(self.min_width, 3 * self.static_width // 4)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement in a page: the result in words, charts, and a table."""
+
+    lead: str
+    figures: tuple[Figure, ...] = ()
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[object, ...], ...] = ()
 
 
 def make_figure(
@@ -239,17 +249,6 @@ def _script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-class _Charts:
-    """The figures of one page, in the order in which they appear."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def next_id(self) -> str:
-        self.n += 1
-        return f"chart{self.n}"
-
-
 @cache
 def environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -282,13 +281,15 @@ def typeset(text: str) -> str:
 
 
 def _marked(text: str) -> Any:
-    """Prose with settings, commands and what is between backticks as code."""
+    """Prose with `**bold**` parts, and settings, commands and what is between backticks as code."""
     from markupsafe import Markup, escape
 
-    parts = _CODE.split(typeset(clean(text)))
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part.strip("`")) if i % 2 else escape(part) for i, part in enumerate(parts)
-    )
+    def mark(part: str) -> Any:
+        element = "b" if part.startswith("**") else "code"
+        return Markup(f"<{element}>{{}}</{element}>").format(part.strip("*`"))
+
+    parts = _MARKED.split(typeset(clean(text)))
+    return Markup("").join(mark(part) if i % 2 else escape(part) for i, part in enumerate(parts))
 
 
 def _static_markup(figure: Figure, identifier: str) -> Any:
@@ -305,27 +306,24 @@ def _embedded_json(value: Any) -> Any:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def render_part(template: str, **context: Any) -> tuple[str, int]:
-    """A part of a page, and how many charts it has."""
-    charts = _Charts()
-    shared = {"simulated_note": SIMULATED_NOTE, "charts": charts}
-    return environment().get_template(template).render(**shared, **context), charts.n
+def render_part(template: str, **context: Any) -> str:
+    """A template with the lists that its macros fill: the figures drawn so far and the sections."""
+    shared = {"simulated_note": SIMULATED_NOTE, "drawn": [], "contents": []}
+    return environment().get_template(template).render(**shared, **context)
 
 
-def render(template: str, *, title: str, simulated: bool = False, **context: Any) -> str:
+def render(template: str, *, heading: str, kind: str, simulated: bool = False, **context: Any) -> str:
     """A complete page. `simulated` marks it as made from simulated data."""
     from markupsafe import Markup
 
-    body, n_charts = render_part(template, title=title, simulated=simulated, **context)
+    frame = {"heading": heading, "kind": kind, "simulated": simulated, "style": Markup(style_sheet())}
+    return render_part(template, page_scripts=_page_scripts, **frame, **context)
+
+
+def _page_scripts(n_charts: int) -> tuple[Any, list[Any]]:
+    """The policy of a page and its scripts; Vega is left out if there is nothing to draw."""
+    from markupsafe import Markup
+
     scripts = [*([vega_bundle()] if n_charts else []), page_script()]
-    return (
-        environment()
-        .get_template("document.html")
-        .render(
-            title=title,
-            body=Markup(body),
-            style=Markup(style_sheet()),
-            scripts=[Markup(script) for script in scripts],
-            policy=Markup(_POLICY.format(scripts=" ".join(map(_script_hash, scripts)))),
-        )
-    )
+    policy = _POLICY.format(scripts=" ".join(map(_script_hash, scripts)))
+    return Markup(policy), [Markup(script) for script in scripts]

@@ -265,7 +265,7 @@ def _step_marks(marks: Sequence[tuple[int, str]], last: float, height: int) -> l
         data = alt.Data(values=[{"step": _plain_step(step), "event": f"{', '.join(names)} from {step:,}"}])
         inside = alt.condition("inrange(datum.step, domain('x'))", alt.value(1), alt.value(0))  # not after zooming
         base = alt.Chart(data).encode(x="step:Q", opacity=inside)
-        style = {"color": colour("orange"), "clip": False}
+        style: dict[str, Any] = {"color": colour("orange"), "clip": False}
         place: dict[str, Any] = {"align": "right", "dx": -4} if step > last / 2 else {"align": "left", "dx": 4}
         top = -2 - _LABEL_HEIGHT * (i + 1)
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, **style)

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, thin_curve
 from arcuate.evaluation.charts.formats import count, finite_number, percent
 from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
-from arcuate.insight.doctor.recipe_checks import Cause
-from arcuate.insight.doctor.training_log import Series
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.insight.overlay import any_simulated, line_figure
 from arcuate.insight.render import Figure, LegendEntry, make_figure, render
 from arcuate.run import Run
@@ -29,55 +27,31 @@ _MAX_RUNS = 24  # maximum number of runs drawn
 _MAX_MARKS = 4
 
 
-@dataclass(frozen=True)
-class RunSection:
-    """One run of the file: its curves, the evidence and remarks."""
-
-    diagnosis: Diagnosis
-    error: Figure | None
-    others: tuple[Figure, ...]
-    remarks: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Likely causes, the first one with the commands that test its remedy."""
-
-    causes: tuple[Cause, ...]
-    suggestion: str
-    purpose: str  # what the commands do
-    commands: str
-
-
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     runs = diagnosis.runs or (diagnosis,)
-    first = diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary
-    tone = "good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad"
+    purpose, commands = _commands(diagnosis)
     return render(
         "doctor.html",
-        title=f"{diagnosis.name} · arcuate doctor",
+        heading=diagnosis.name,
+        kind="doctor",
         simulated=any_simulated(Run(run.log.run_path) for run in runs if run.log and run.log.run_path),
         diagnosis=diagnosis,
-        tone=tone,
+        tone="good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad",
         error_name=diagnosis.error_name,
-        lead=first,
+        lead=diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary,
         has_reference=diagnosis.log is not None and matching_reference(diagnosis.log, diagnosis.dataset) is not None,
-        advice=_advice(diagnosis),
-        sections=[_section(run) for run in runs[:_MAX_RUNS]],
+        causes=diagnosis.causes,
+        suggestion=diagnosis.suggestion,
+        purpose=purpose,
+        commands=commands,
+        runs=[(run, _error_figure(run), _other_figures(run)) for run in runs[:_MAX_RUNS]],
         n_more=max(len(runs) - _MAX_RUNS, 0),
         runs_table=[
-            (run.name, run.primary, percent(run.best_per), count(run.best_step), percent(run.last_per),
-             count(run.last_step))
+            (run.name, run.primary.replace("_", " "), percent(run.best_per), count(run.best_step),
+             percent(run.last_per), count(run.last_step))
             for run in diagnosis.runs
         ],
     )  # fmt: skip
-
-
-def _advice(diagnosis: Diagnosis) -> Advice | None:
-    """What to do first; None if there is nothing to do."""
-    if not diagnosis.causes and not diagnosis.suggestion:
-        return None
-    return Advice(diagnosis.causes, diagnosis.suggestion, *_commands(diagnosis))
 
 
 def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
@@ -99,15 +73,10 @@ def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
     return "The log is not from arcuate. Its recipe of the official model, with this change:", shlex.join(train)
 
 
-def _section(run: Diagnosis) -> RunSection:
-    error = diagnosis_chart(run)
-    others = (_loss_figure(run), _learning_rate_figure(run), _gradient_figure(run)) if run.log else ()
-    remarks = (*(("inferred", s) for s in run.inferences), *(("note", s) for s in run.notes))
-    return RunSection(run, _error_figure(run, error) if error else None, tuple(f for f in others if f), remarks)
-
-
-def _error_figure(run: Diagnosis, chart: Chart) -> Figure:
-    assert run.log is not None
+def _error_figure(run: Diagnosis) -> Figure | None:
+    chart = diagnosis_chart(run)
+    if chart is None or run.log is None:
+        return None
     per, reference = run.log.per.finite, matching_reference(run.log, run.dataset)
     best = float(per.steps[int(per.values.argmin())])
     legend = [
@@ -170,9 +139,22 @@ def _marks(run: Diagnosis) -> list[tuple[int, str]]:
     return [(step, verdict.replace("_", " ")) for step, verdict in run.marks[:_MAX_MARKS]]
 
 
-def _loss_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
+def _other_figures(run: Diagnosis) -> list[Figure]:
+    """Loss, learning rate and gradient norm, as far as the log has them."""
     log = run.log
+    if log is None:
+        return []
+    lr, norms = log.lr.finite, log.grad_norm.finite
+    figures = [_loss_figure(run, log)]
+    if len(lr) > 1 and lr.values.max() > 0:
+        figures.append(_series_figure("Learning rate", lr, ValueAxis(), "blue"))
+    if len(positive := _positive(norms)) > 1:
+        y = ValueAxis(log=True, domain=curves.log_domain(positive))
+        figures.append(_series_figure("Gradient norm", norms, y, "train"))
+    return [figure for figure in figures if figure]
+
+
+def _loss_figure(run: Diagnosis, log: TrainingLog) -> Figure | None:
     losses = (log.train_loss.finite, "train", "training"), (log.val_loss.finite, "blue", "validation")
     shown = [entry for entry in losses if len(entry[0]) > 1]
     if len({series.unit for series, _, _ in shown}) > 1:
@@ -192,23 +174,6 @@ def _loss_figure(run: Diagnosis) -> Figure | None:
         last=last,
         marks=_marks(run) if run.unit == unit else (),
     )
-
-
-def _learning_rate_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
-    lr = run.log.lr.finite
-    if len(lr) < 2 or lr.values.max() <= 0:
-        return None
-    return _series_figure("Learning rate", lr, ValueAxis(), "blue")
-
-
-def _gradient_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
-    norms = run.log.grad_norm.finite
-    positive = _positive(norms)
-    if len(positive) < 2:
-        return None
-    return _series_figure("Gradient norm", norms, ValueAxis(log=True, domain=curves.log_domain(positive)), "train")
 
 
 def _series_figure(title: str, series: Series, y: ValueAxis, colour: str) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
 from arcuate.evaluation.charts.formats import count, finite_int, finite_number, percent
-from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
 
 _Points = list[tuple[float, float]]
@@ -30,13 +30,7 @@ class _Bin:
         return max(0.0, centre - half), min(1.0, centre + half)
 
 
-@dataclass(frozen=True)
-class ConfidenceSection:
-    lead: str
-    figures: tuple[Figure, ...]
-
-
-def confidence_section(data: RunData) -> ConfidenceSection | None:
+def confidence_section(data: RunData) -> Measured | None:
     """Calibration of the word confidences of the latest decoding; None if it was not measured."""
     measured = data.words.summary.get("confidence") if data.words else None
     if not isinstance(measured, Mapping) or not isinstance(measured.get("words"), Mapping):
@@ -55,7 +49,7 @@ def confidence_section(data: RunData) -> ConfidenceSection | None:
         f"Confidence is the probability that a decoded word is correct. Over {count(n)} words it differs from the"
         f" share of correct words by {percent(ece)} on average (ECE){ranking}. {_accepted_text(measured)}"
     )
-    return ConfidenceSection(lead, tuple(_figures(reliability, risk)))
+    return Measured(lead, tuple(_figures(reliability, risk)))
 
 
 def _accepted_text(measured: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
 from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.files import read_json
 from arcuate.insight.overlay import line_figure
-from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
 from arcuate.progress import counted
 from arcuate.run import Run
@@ -157,17 +157,7 @@ def calibration_points(calibration: Mapping[str, Any]) -> list[CalibrationPoint]
     return sorted(points, key=lambda p: p.sentences)
 
 
-@dataclass(frozen=True)
-class CalibrationSection:
-    """What the report shows of a calibration."""
-
-    lead: str
-    figure: Figure | None = None
-    head: tuple[str, ...] = ("sentences", "error rate", "95 % interval")
-    rows: tuple[tuple[object, ...], ...] = ()
-
-
-def calibration_section(calibration: Mapping[str, Any]) -> CalibrationSection:
+def calibration_section(calibration: Mapping[str, Any]) -> Measured:
     points = calibration_points(calibration)
     initial = calibration.get("initialised_from", calibration.get("began_as", MISSING))
     lead = (
@@ -176,14 +166,15 @@ def calibration_section(calibration: Mapping[str, Any]) -> CalibrationSection:
         f" from {initial}."
     )
     if not points:
-        return CalibrationSection(lead)
+        return Measured(lead)
     n_trials = counted(points[-1].n_trials, "sentence")
     caption = f"Measured on the {n_trials} after the calibration block; the band is the 95 % interval."
     rows = tuple(
         (p.sentences, percent(p.per), MISSING if p.low is None else f"{percent(p.low)} – {percent(p.high)}")
         for p in points
     )
-    return CalibrationSection(lead, make_figure(calibration_chart(points), caption=caption), rows=rows)
+    figure = make_figure(calibration_chart(points), caption=caption)
+    return Measured(lead, (figure,), ("sentences", "error rate", "95 % interval"), rows)
 
 
 def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:

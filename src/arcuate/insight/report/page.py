@@ -36,15 +36,6 @@ from arcuate.run import Run, open_run
 from arcuate.training.config import DESCRIPTIVE_KEYS
 
 
-class Bold(str):
-    """A part of a sentence in bold type."""
-
-    __slots__ = ()
-
-
-Sentence = list[str]
-
-
 @dataclass(frozen=True)
 class Tile:
     """One figure of the headline in a box."""
@@ -80,26 +71,20 @@ def write_report(run: Run | str | Path, split: str | None = None) -> Path:
 def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     calibration, results = read_calibration(data.run), data.results
-    words = sentences_section(data) if data.words is not None else None
-    confidence, robustness = confidence_section(data), robustness_section(data)
-    published = _published(data)
     tiles = _rate_tile(data), _word_tile(data), _speed_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
-        title=f"{data.run.name} · arcuate report",
+        heading=data.run.name,
+        kind="run report",
         simulated=data.simulated,
-        name=data.run.name,
         version=version,
-        lead=[(part, isinstance(part, Bold)) for part in _lead(data)],
+        lead=_lead(data),
         notice=_selection_notice(data),
         tiles=[tile for tile in tiles if tile],
         error_kinds=_error_kinds(data),
         n_phonemes=_n_phonemes(data),
         unit=data.unit,
         boundary="silence" if data.unit == "phoneme" else "word boundaries",
-        sections=list(
-            _sections(data, calibration is not None, data.words is not None, published, confidence, robustness)
-        ),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
         incidents=_incidents(data),
@@ -111,39 +96,14 @@ def report_page(data: RunData) -> str:
         trials=trial_figures(data),
         examples_problem=results.examples_problem if results else None,
         decodings=decodings_section(data),
-        words=words,
-        published=published,
-        confidence=confidence,
-        robustness=robustness,
+        decoded=data.words is not None,
+        words=sentences_section(data),
+        published=_published(data),
+        confidence=confidence_section(data),
+        robustness=robustness_section(data),
         recipe=recipe_section(data),
         environment=environment_section(data),
     )
-
-
-def _sections(
-    data: RunData, calibrated: bool, decoded: bool, published: object, confidence: object, robustness: object
-) -> Iterator[tuple[str, str]]:
-    """Anchors and titles of the sections."""
-    if calibrated:
-        yield "calibration", "Calibration"
-    yield "learning", "Learning curves"
-    if data.results is None:
-        yield "results", "Results"
-    else:
-        yield "sessions", "Error rate by session"
-        yield "confusions", f"{data.unit.capitalize()} confusions"
-        yield "trial", "Example trial"
-        yield "decodings", "Example decodings"
-    if decoded:
-        yield "sentences", "Decoded sentences"
-    if published:
-        yield "published", "Published results"
-    if confidence:
-        yield "confidence", "Confidence"
-    if robustness:
-        yield "robustness", "Robustness"
-    yield "recipe", "Recipe"
-    yield "environment", "Data and machine"
 
 
 def _published(data: RunData) -> list[tuple[str, ...]]:
@@ -175,8 +135,8 @@ def _incidents(data: RunData, n_shown: int = 12) -> list[str]:
 _ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
 
 
-def _lead(data: RunData) -> Sentence:
-    """What was measured and on which trials, in one sentence."""
+def _lead(data: RunData) -> str:
+    """What was measured and on which trials, in one sentence; figures between `**` are bold."""
     results = data.results
     if results is None:
         return _calibrated_lead(read_calibration(data.run), data.rate_name) or _unevaluated_lead(data)
@@ -184,31 +144,23 @@ def _lead(data: RunData) -> Sentence:
     if n_sessions := len({d.session for d in results.decodings}):
         trials += f" of {counted(n_sessions, 'session')}"
     if results.rate is None:
-        return [f"{trials} decoded. The trials have no labels, so the error rate is unknown."]
+        return f"{trials} decoded. The trials have no labels, so the error rate is unknown."
     n_scored = finite_int(results.summary.get("n_scored"))
     if n_scored is not None and n_scored < results.n_trials:
         trials += f" ({n_scored:,} with labels)"
     step = finite_int(results.summary.get("step"))
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
-    return [
-        f"{data.rate_name} ",
-        Bold(percent(results.rate)),
-        f"{confidence_text(results.interval)} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
-        *_word_lead(data),
-    ]
+    rate = f"{data.rate_name} **{percent(results.rate)}**{confidence_text(results.interval)}"
+    return f"{rate} on {trials}{checkpoint}{_decoding_text(results.summary)}.{_word_lead(data)}"
 
 
-def _word_lead(data: RunData) -> Sentence:
+def _word_lead(data: RunData) -> str:
     """The word error rate in a second sentence, if the same split was decoded to words."""
     words = data.words
     if words is None or words.rate is None:
-        return []
+        return ""
     lm = f" with the language model {words.summary['lm']}" if isinstance(words.summary.get("lm"), str) else ""
-    return [
-        " Word error rate ",
-        Bold(percent(words.rate)),
-        f"{confidence_text(words.interval)}{lm}.",
-    ]
+    return f" Word error rate **{percent(words.rate)}**{confidence_text(words.interval)}{lm}."
 
 
 def _decoding_text(summary: Mapping[str, Any]) -> str:
@@ -224,27 +176,26 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> Sentence:
+def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> str:
     """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
-        return []
+        return ""
     first, last = points[0], points[-1]
     before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
-    bounds = confidence_text((last.low, last.high))
-    return [f"{rate_name} ", Bold(percent(last.per)), f"{bounds} on {trials}, {after}."]
+    return f"{rate_name} **{percent(last.per)}**{confidence_text((last.low, last.high))} on {trials}, {after}."
 
 
-def _unevaluated_lead(data: RunData) -> Sentence:
+def _unevaluated_lead(data: RunData) -> str:
     step, planned, best = data.last_step, finite_int(data.setting("train.steps")), data.best
     if step is None:
-        return ["The log is still empty. Not evaluated yet."]
+        return "The log is still empty. Not evaluated yet."
     done = f"Trained for {step:,}" + (f" of {planned:,}" if planned else "") + " steps"
     if best:
         done += f"; best {split_name(best[0])} error rate in the log {percent(best[2])}, at step {best[1]:,}"
-    return [f"{done}. Not evaluated yet."]
+    return f"{done}. Not evaluated yet."
 
 
 def _selection_notice(data: RunData) -> str | None:
