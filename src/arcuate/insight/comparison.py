@@ -376,10 +376,7 @@ def comparison_page(comparison: Comparison) -> str:
 
 def _forest_chart(comparison: Comparison) -> base.Chart:
     reference = comparison.groups[0].name
-    rows = [
-        plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)
-        for d in comparison.differences
-    ]
+    rows = [(d.group.name, d.contrast, d.significant) for d in comparison.differences]
     name = comparison.rate_name
     label = f"Differences in {name} from {reference}"
     return plots.forest_chart(rows, title=f"Difference from {reference}", label=label, rate_name=name)

@@ -10,7 +10,7 @@ from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
 from arcuate.data.store import Store
 from arcuate.evaluation.charts import plots
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, group_colours
-from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, split_name, whole_percent
+from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, split_name
 from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.files import check_output, write_text
 from arcuate.insight.overlay import line_figure
@@ -46,7 +46,7 @@ def drift_page(result: DriftResult) -> str:
         result=result,
         last=last,
         compared=compared,
-        similarity=whole_percent(compared.profile_similarity),
+        similarity=percent(compared.profile_similarity, 0),
         reordered=[row.session for row in result.sessions if row.reordered],
         errors=_errors_figure(rates) if rates is not None else None,
         error_rows=[] if rates is None else _error_rows(rates),
@@ -129,7 +129,7 @@ def _matrix_figure(result: DriftResult) -> Figure:
     names = short_session_names([row.session for row in result.sessions])
     sessions = list(names)
     cells = [
-        Cell(names[a], names[b], "heat", max(float(value), 0.0), f"similarity {whole_percent(float(value))}")
+        Cell(names[a], names[b], "heat", max(float(value), 0.0), f"similarity {percent(float(value), 0)}")
         for a, row in zip(sessions, result.similarity, strict=True)
         for b, value in zip(sessions, row, strict=True)
         if np.isfinite(value)

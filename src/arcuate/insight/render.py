@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -126,9 +126,11 @@ def make_figure(
     spec["config"] = theme.config(legend=False)
     width = spec.get("width")
     scrolls = wide or isinstance(width, int)
-    names = dict.fromkeys(re.findall(r"view_[0-9a-f]+_\d+", json.dumps({k: v for k, v in spec.items() if k != "data"})))
+    text = json.dumps(spec)
+    names = dict.fromkeys(re.findall(r'"(view_[0-9a-f]+_\d+)"', text))
     for i, name in enumerate(names):  # Altair numbers views over the life of the process
-        spec = _renamed(spec, name, f"view{i}")
+        text = text.replace(f'"{name}"', f'"view{i}"')
+    spec = json.loads(text)
     least = width if isinstance(width, int) else _STATIC_WIDTH if wide else 0
     static = _WIDE if full or wide else _STATIC_WIDTH
     return Figure(title, spec, label, clean(caption or ""), tuple(legend), tuple(scales), scrolls, least, static)
@@ -140,14 +142,6 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _cleaned(v) for key, v in value.items()}
     return [_cleaned(v) for v in value] if isinstance(value, list) else value
-
-
-def _renamed(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, dict):
-        return {key: v if key == "values" else _renamed(v, old, new) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_renamed(v, old, new) for v in value]
-    return new if value == old else value
 
 
 @cache
@@ -169,7 +163,7 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
     vl_convert = _load_renderer()
     spec = {key: value for key, value in figure.spec.items() if key != "layer"}
     if "layer" in figure.spec:
-        spec["layer"] = [layer for layer in figure.spec["layer"] if not str(layer.get("name", "")).startswith("hover")]
+        spec["layer"] = [layer for layer in figure.spec["layer"] if not _is_transparent_circle(layer["mark"])]
     if not isinstance(spec.get("width"), int):
         spec["width"] = figure.static_width
     spec["params"] = [p for p in spec.get("params", ()) if "select" not in p]
@@ -187,6 +181,11 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
     svg = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", svg)
     svg = re.sub(r'(?<= d=")[^"]+', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)  # a tenth of a pixel
     return re.sub(r'<svg ([^>]*?) width="\d+" height="\d+"', rf'<svg \1 role="img" aria-label="{label}"', svg, count=1)
+
+
+def _is_transparent_circle(mark: Mapping[str, Any]) -> bool:
+    """Whether a mark only carries tooltips."""
+    return mark["type"] == "circle" and mark.get("opacity") == 0
 
 
 def html_attribute(text: str) -> str:

@@ -1,10 +1,11 @@
 """Quantities over steps: thinned to what a screen can show, and drawn as lines; learning curves of several runs.
 
-Layers named `hover…` carry tooltips and are left out of static drawings. The parameter `hidden` is set by the pages:
-the series that a click on the legend hides.
+Transparent circles carry tooltips and are left out of static drawings. The parameter `hidden` is set by the pages: the
+series that a click on the legend hides.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,7 +173,10 @@ def line_chart(
         domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
     )
     zoom = alt.selection_interval(
-        name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
+        name="zoom" + re.sub("[^A-Za-z]", "", title),  # stacked charts zoom separately
+        bind="scales",
+        zoom="wheel![event.ctrlKey || event.metaKey]",
+        clear="dblclick",
     )
     curve = base.mark_line(strokeWidth=2, strokeJoin="round", clip=True).encode(y=y.encode("value"), strokeDash=dashes)
     drawn.append(curve.add_params(zoom))
@@ -186,7 +190,7 @@ def line_chart(
         *((f"{side}:Q", side, y.tooltip_format) for side in ("low", "high") if with_band),
     )
     hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
-    drawn += [*_step_marks(marks, end, height), *layers, hover.properties(name="hover")]
+    drawn += [*_step_marks(marks, end, height), *layers, hover]
     full_title = title + (", logarithmic" if y.log else "")
     return finish(alt.layer(*drawn).resolve_scale(color="shared"), full_title, label, height, hidden=[])
 

@@ -1,13 +1,12 @@
 """`write_report`: the result in one sentence, the main figures as tiles, then the sections in reading order."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from arcuate.config import to_tree
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import (
     MISSING,
@@ -21,7 +20,7 @@ from arcuate.evaluation.charts.formats import (
     percent,
     split_name,
 )
-from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.experiments.recipe import diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.files import read_jsonl, write_text
 from arcuate.insight.published import published_results
 from arcuate.insight.render import render
@@ -31,9 +30,9 @@ from arcuate.insight.report.errors import confusions_section, decodings_section,
 from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_figures
+from arcuate.insight.runs import value_text
 from arcuate.progress import counted
 from arcuate.run import Run, open_run
-from arcuate.training.config import DESCRIPTIVE_KEYS
 
 
 @dataclass(frozen=True)
@@ -309,56 +308,29 @@ def _error_kinds(data: RunData) -> list[ErrorKind]:
 
 # How the run was made: recipe, command, data and machine.
 
-_TITLES = {
-    "augment": "Augmentation",
-    "ema": "EMA",
-    "schedule": "Learning rate",
-    "session_schedule": "Learning rate of session layers",
-    "swa": "SWA",
-    "track": "Tracking",
-    "train": "Training",
-    "validate": "Validation",
-}
-_MAX_SETTINGS = 400
-_Card = tuple[str, Sequence[tuple[str, str]]]  # title, settings
-
 
 @dataclass(frozen=True)
 class RecipeSection:
-    """The settings by component, the differences from the packaged recipe, and the complete YAML."""
+    """The recipe as YAML, and its differences from the packaged recipe that it is or extends."""
 
     text: str
     remarks: tuple[str, ...]
-    cards: tuple[_Card, ...]
-    base: str | None  # the packaged recipe that this one is or extends
-    changes: tuple[tuple[str, str, str], ...] = ()
+    base: str | None  # the packaged recipe
+    changes: tuple[tuple[str, str, str], ...]
 
 
 def recipe_section(data: RunData) -> RecipeSection | None:
     if not data.recipe_text:
         return None
     recipe = data.recipe
-    remarks = [recipe[key] for key in ("summary", "purpose", "notes") if isinstance(recipe.get(key), str)]
-    cards = tuple(
-        (_TITLES.get(key, key.replace("_", " ").capitalize()), tuple(_settings(value)))
-        for key, value in list(recipe.items())[:40]
-        if isinstance(value, Mapping)
-    )
-    return RecipeSection(data.recipe_text, tuple(filter(None, remarks)), cards, *_differences(recipe))
-
-
-def _settings(tree: Any) -> Iterator[tuple[str, str]]:
-    for path, value in islice(_flatten(tree), _MAX_SETTINGS):
-        yield path.replace(".", " · ").replace("_", " "), _value_text(value)
-
-
-def _flatten(tree: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted paths and their values."""
-    if not isinstance(tree, Mapping) or depth > 8:
-        yield prefix, tree
-        return
-    for key, value in tree.items():
-        yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    remarks = tuple(recipe[key] for key in ("summary", "purpose", "notes") if isinstance(recipe.get(key), str))
+    base = next((str(recipe[key]) for key in ("name", "extends") if recipe.get(key) in recipe_names()), None)
+    try:
+        changes = diff_recipes(load_recipe(base), run_recipe(data.run)) if base else []
+    except UserError:  # a damaged recipe
+        base, changes = None, []
+    shown = tuple((c.path, value_text(c.before), value_text(c.after)) for c in changes)
+    return RecipeSection(data.recipe_text, tuple(filter(None, remarks)), base, shown)
 
 
 def _value_text(value: Any, depth: int = 0) -> str:
@@ -378,29 +350,11 @@ def _value_text(value: Any, depth: int = 0) -> str:
     return str(value)[:300]
 
 
-def _differences(recipe: Mapping[str, Any]) -> tuple[str | None, tuple[tuple[str, str, str], ...]]:
-    """The packaged recipe that this one is or extends, and the settings that differ from it."""
-    base = next((str(recipe[k]) for k in ("name", "extends") if recipe.get(k) in recipe_names()), None)
-    if base is None:
-        return None, ()
-    try:
-        packaged = dict(_flatten(to_tree(load_recipe(base))))
-    except UserError:
-        return None, ()
-    own = dict(islice(_flatten(recipe), _MAX_SETTINGS))
-    changes = [
-        (path, _value_text(packaged.get(path)), _value_text(own.get(path)))
-        for path in sorted({*packaged, *own})
-        if packaged.get(path) != own.get(path) and path.split(".")[0] not in DESCRIPTIVE_KEYS
-    ]
-    return base, tuple(changes[:_MAX_SETTINGS])
-
-
 @dataclass(frozen=True)
 class EnvironmentSection:
     """Data, versions and machine, and the command that started the run."""
 
-    cards: tuple[_Card, ...]
+    cards: tuple[tuple[str, Sequence[tuple[str, str]]], ...]  # title, facts
     command: str
 
 
