@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arcuate.config import value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import run_rate_name
@@ -21,7 +22,7 @@ from arcuate.insight.overlay import is_simulated, overlaid_figures
 from arcuate.insight.render import environment, render_part, style_sheet, typeset, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
-from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry, value_text
+from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry
 from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.config import Change
+from arcuate.config import Change, value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts import base, plots
 from arcuate.evaluation.charts.formats import count, percent, split_name
@@ -19,7 +19,7 @@ from arcuate.hub import local_path
 from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render
 from arcuate.insight.report.run_data import lookup
-from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
+from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes
 from arcuate.insight.scores import (
     ALPHA,
     RunScores,

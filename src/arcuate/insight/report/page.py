@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from arcuate.config import value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import (
     MISSING,
@@ -30,7 +31,6 @@ from arcuate.insight.report.errors import confusions_section, decodings_section,
 from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_figures
-from arcuate.insight.runs import value_text
 from arcuate.progress import counted
 from arcuate.run import Run, open_run
 
