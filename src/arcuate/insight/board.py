@@ -75,9 +75,6 @@ class BoardRow:
     problems: tuple[str, ...] = ()
     complete: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _Signature = tuple[tuple[int, int], ...]
 
@@ -387,7 +384,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
             return json_response({"error": "the board has stopped reading runs; see its output and restart it"}, 503)
         if version == board.version:
             return json_response({"version": board.version})
-        return json_response({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
+        return json_response({"version": board.version, "runs": [asdict(row) for row in board.rows()]})
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
