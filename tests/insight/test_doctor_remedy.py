@@ -89,6 +89,7 @@ def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
 def test_page_of_another_trainers_log_has_a_command_to_copy() -> None:
     """The official recipe of its data set with the change; the settings are code, the rest of the advice is prose."""
     page = diagnosis_page(diagnose(EXPLODING))
+    assert "arcuate doctor · exploding-run</p>" in page
     assert "<pre>arcuate train b2t24-gru --data STORE --run runs/remedy train.clip_norm=10</pre>" in page
     assert "Try: <code>train.clip_norm=10</code>, and a quarter of the learning rate" in page
 

@@ -70,7 +70,10 @@ def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
     except UserError:  # an unknown data set, or settings that the recipe does not have
         return "", ""
     train = ["arcuate", "train", recipe, "--data", store, "--run", "runs/remedy", *overrides]
-    return "The log is not from arcuate. Its recipe of the official model, with this change:", shlex.join(train)
+    return (
+        "This is the log of another trainer. The change in arcuate, on the recipe of the official model:",
+        shlex.join(train),
+    )
 
 
 def _error_figure(run: Diagnosis) -> Figure | None:
