@@ -26,7 +26,7 @@ from arcuate.evaluation.charts.plots import Rate, session_chart
 from arcuate.evaluation.charts.theme import DARK, LIGHT, colour, resolve
 from arcuate.insight.comparison import compare
 from arcuate.insight.doctor import diagnose
-from arcuate.insight.render import make_figure, static_svg
+from arcuate.insight.render import environment, make_figure, static_svg
 from support.fabricate_runs import make_run
 
 
@@ -157,3 +157,9 @@ def test_steps_beyond_the_integers_of_javascript_are_drawn() -> None:
     layers, marks = best_mark(5.7e22, 0.5, y, 5.7e22, 1.0), [(57 * 10**21, "event")]
     chart = line_chart(lines, y, title="t", label="l", layers=layers, marks=marks)
     assert "event" in static_svg(make_figure(chart))
+
+
+def test_marked_text_is_escaped() -> None:
+    template = environment().from_string("{{ text|marked }}")
+    shown = template.render(text="try `a<b`, train.clip_norm=<i> or **5 %** <u>")
+    assert shown == ("try <code>a&lt;b</code>, <code>train.clip_norm=&lt;i&gt;</code> or <b>5\u202f%</b> &lt;u&gt;")
