@@ -74,7 +74,7 @@ def doctor(_: Path, out: Path) -> None:
         log, page_file = Path(folder) / "fabricated run.jsonl", Path(folder) / "doctor.html"
         log.write_text("".join(json.dumps(row) + "\n" for row in _degrading_run()))
         arcuate.diagnose(log, dataset="b2t25", planned_steps=120_000, html=page_file)
-        with opened(page_file, height=1500) as page:
+        with opened(page_file, height=1760) as page:
             page.screenshot(path=out / "doctor.png")
 
 

@@ -542,6 +542,16 @@ class Change:
     after: Any
 
 
+def value_text(value: Any) -> str:
+    """A setting on one line; a component as its kind followed by its settings."""
+    if isinstance(value, Mapping):
+        rest = ", ".join(f"{k} {value_text(v)}" for k, v in value.items() if k != "kind" and v is not None)
+        return f"{value['kind']} ({rest})" if value.get("kind") else rest
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
     if type(a) is not type(b):

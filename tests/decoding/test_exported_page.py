@@ -76,7 +76,7 @@ def test_the_page_computes_what_python_computes(browser, tmp_path: Path, name: s
     path = export_model(tmp_path / "m.arcx", make_model(name), words=False, session="b", int8=name == "int8")
     data = bins(60)
     known = Statistics(data.mean(0), data.std(0), 300)
-    write_page(open_export(path), tmp_path / "page", ORT_WEB, [WebTrial("t0", "a text", data, known)])
+    write_page(open_export(path), tmp_path / "page", ORT_WEB, [WebTrial("t0", "a text", data, known, True)])
     decoder = Decoder.load(path, statistics=known)
     expected = decoder.trial_log_probs(data)
 
@@ -106,6 +106,7 @@ def test_the_page_computes_what_python_computes(browser, tmp_path: Path, name: s
         page.click("#start")
         page.wait_for_selector("#status:not(:empty)")
         assert "ms per frame" in page.inner_text("#status")
+        assert page.is_visible("#simulated")
         shown = page.inner_text("#phonemes").split()
     finally:
         context.close()

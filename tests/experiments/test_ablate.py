@@ -11,6 +11,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.ablation import (
+    AblationRuns,
     Experiment,
     arm_comparisons,
     arms,
@@ -22,7 +23,7 @@ from arcuate.experiments.ablation import (
     overview,
     parse_factors,
 )
-from arcuate.insight.ablation import AblationResult, ablation_page, arms_svg, effects_svg, judge_ablation
+from arcuate.insight.ablation import AblationResult, ablation_page, judge_ablation, report_ablation
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, write_val
 from support.forking import arcuate, start
@@ -174,7 +175,9 @@ def test_page_figures_and_json(tmp_path: Path) -> None:
     summary = found.to_dict()
     assert json.loads(json.dumps(summary, allow_nan=False))["n_comparisons"] == 7
     check_page(ablation_page(found))
-    for drawing in (effects_svg(found), arms_svg(found)):
+    report_ablation(AblationRuns(found.experiment, {}))
+    for name in ("effects.svg", "arms.svg"):
+        drawing = (found.experiment.out / name).read_text("utf-8")
         assert drawing.startswith("<svg") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
 
 

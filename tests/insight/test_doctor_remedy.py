@@ -11,6 +11,7 @@ from arcuate.experiments.recipe import diff_recipes, load_recipe
 from arcuate.experiments.train import train
 from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
 from arcuate.insight.doctor.measurements import Measurements
+from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.doctor.step_size import judge_step_size
 from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.run import Run
@@ -18,6 +19,7 @@ from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, stuck_run
 from support.forking import arcuate
 
+EXPLODING = Path(__file__).parents[2] / "examples" / "exploding-run.log"
 SMALL = {"encoder.width": 16, "encoder.depth": 1, "train.steps": 12, "train.log_every": 1, "train.validate_every": 2}
 
 
@@ -82,6 +84,14 @@ def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
     assert remedy.changes
     with pytest.raises(UserError, match="arcuate run folder"):
         write_remedy(remedy, tmp_path / "out.yaml")
+
+
+def test_page_of_another_trainers_log_has_a_command_to_copy() -> None:
+    """The official recipe of its data set with the change; the settings are code, the rest of the advice is prose."""
+    page = diagnosis_page(diagnose(EXPLODING))
+    assert "arcuate doctor · exploding-run</p>" in page
+    assert "<pre>arcuate train b2t24-gru --data STORE --run runs/remedy train.clip_norm=10</pre>" in page
+    assert "Try: <code>train.clip_norm=10</code>, and a quarter of the learning rate" in page
 
 
 def test_remedies_of_runs_of_earlier_versions_can_be_written(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)")
@@ -18,6 +19,7 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
+from arcuate.live import images
 from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
@@ -176,6 +178,19 @@ def test_the_page_says_that_decoding_has_failed(browser) -> None:
         page.reload()  # a page opened later says so too
         page.wait_for_selector("#failure:text-is('the rig <b>stopped</b>')")
         page.close()
+
+
+def test_panels_have_colour_scales(page) -> None:
+    """One for each panel, drawn as a gradient; the raster's follows from the grey levels of the server."""
+    page.wait_for_selector(".raster .scale")
+    bars = page.eval_on_selector_all(".scale i", "bars => bars.map((bar) => getComputedStyle(bar).backgroundImage)")
+    assert len(bars) == page.locator("figure.panel").count() > 1 and all("linear-gradient(" in bar for bar in bars)
+    assert len(set(bars)) == len(bars)
+    script = (Path(images.__file__).parent / "page" / "live.js").read_text("utf-8")
+    grey = re.search(r"GREY_PER_SD = (\d+), GREY_MEAN = (\d+);", script)
+    assert grey is not None and float(grey[1]) == images._GREY_PER_SD
+    level = images.RasterEncoder(1).encode(np.zeros((1, 1)))[-1]
+    assert level == int(grey[2])
 
 
 def test_the_raster_moves(page) -> None:

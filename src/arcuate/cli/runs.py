@@ -76,7 +76,7 @@ def _steps(entry: "RunEntry") -> str:
 
 def _changes(entry: "RunEntry") -> str:
     """The parent and the first few changes relative to it."""
-    from arcuate.insight.runs import value_text
+    from arcuate.config import value_text
 
     if entry.parent is None:
         return ""

@@ -294,7 +294,7 @@ def _write_web(
     trials: list[WebTrial] = []
     if (replay := _validation_trials(run, model, (session,), data, "the page has no trials")) is not None:
         trials = [
-            WebTrial(t.id, t.text, replay.store.read_bins(t), replay.statistics(t))
+            WebTrial(t.id, t.text, replay.store.read_bins(t), replay.statistics(t), replay.store.simulated)
             for t in replay.trials[:_N_PAGE_TRIALS]
         ]
     with tempfile.TemporaryDirectory() as scratch:

@@ -342,9 +342,9 @@ def report_ablation(runs: AblationRuns) -> AblationResult:
     if result.runs:
         write_json(folder / "ablation.json", result.to_dict())
         write_text(folder / "ablation.html", ablation_page(result))
-        write_text(folder / "arms.svg", arms_svg(result))
+        write_text(folder / "arms.svg", standalone_svg(_arms_chart(result)))
     if result.n_comparisons:
-        write_text(folder / "effects.svg", effects_svg(result))
+        write_text(folder / "effects.svg", standalone_svg(_effects_chart(result)))
     return result
 
 
@@ -353,11 +353,12 @@ def ablation_page(result: AblationResult) -> str:
     experiment = result.experiment
     return render(
         "ablation.html",
-        title="Ablation · arcuate",
+        heading=" · ".join(factor.name for factor in experiment.factors),
+        kind="ablation",
         simulated=any_simulated(s.run for scores in result.runs.values() for s in scores),
         result=result,
         effects=_effects_figure(result),
-        arms=_arms_figure(result) if result.runs else None,
+        arms=make_figure(_arms_chart(result), legend=DOT_LEGEND, full=True) if result.runs else None,
         arm_rows=[_arm_row(arm) for arm in result.arms],
         curves=overlaid_figures(curves, result.rate_name),
         common=", ".join(experiment.overrides) or "none",
@@ -366,29 +367,14 @@ def ablation_page(result: AblationResult) -> str:
     )
 
 
-def effects_svg(result: AblationResult) -> str:
-    return standalone_svg(_effects_chart(result))
-
-
-def arms_svg(result: AblationResult) -> str:
-    return standalone_svg(_arms_chart(result))
-
-
 def _effects_chart(result: AblationResult) -> Chart:
-    rows = []
-    if result.total:
-        rows.append(_forest_row("all factors at once", result.total))
+    effects = {"all factors at once": result.total}
     for factor in result.factors:
-        for effect in factor.effects:
-            how = "alone" if effect is factor.alone else "with the others"
-            rows.append(_forest_row(f"{factor.factor}, {how}", effect))
+        effects[f"{factor.factor}, alone"] = factor.alone
+        effects[f"{factor.factor}, with the others"] = factor.with_others
+    rows = [(name, effect.contrast, effect.significant) for name, effect in effects.items() if effect]
     label = f"Effect of each factor on {result.rate_name}, alone and with the others"
     return plots.forest_chart(rows, title="Effects", label=label, rate_name=result.rate_name)
-
-
-def _forest_row(name: str, effect: Effect) -> plots.ForestRow:
-    c = effect.contrast
-    return plots.ForestRow(name, c.estimate, c.low, c.high, effect.significant)
 
 
 def _arms_chart(result: AblationResult) -> Chart:
@@ -409,10 +395,6 @@ def _effects_figure(result: AblationResult) -> Figure | None:
         f" correction for {counted(result.n_comparisons, 'comparison')}. {method}"
     )
     return make_figure(_effects_chart(result), caption=caption, legend=FOREST_LEGEND, full=True)
-
-
-def _arms_figure(result: AblationResult) -> Figure:
-    return make_figure(_arms_chart(result), legend=DOT_LEGEND, full=True)
 
 
 def _arm_row(arm: ArmResult) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arcuate.config import value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import run_rate_name
@@ -18,10 +19,10 @@ from arcuate.insight.doctor import diagnose
 from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.ledger import ledger_page, write_ledger
 from arcuate.insight.overlay import is_simulated, overlaid_figures
-from arcuate.insight.render import environment, render_part, style_sheet, vega_bundle
+from arcuate.insight.render import environment, render_part, style_sheet, typeset, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
-from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry, value_text
+from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry
 from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
@@ -69,14 +70,10 @@ class BoardRow:
     changes: tuple[str, ...] = ()  # relative to the parent
     curve: tuple[tuple[int, float], ...] = ()  # step, error rate
     simulated: bool = False
-    evaluated: bool = False
     ablation: str = ""  # name of the ablation that the run is part of
     sweep: str = ""  # name of the sweep
     problems: tuple[str, ...] = ()
     complete: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _Signature = tuple[tuple[int, int], ...]
@@ -281,7 +278,6 @@ def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
         else (),
         curve=_curve(entry.logged.validations),
         simulated=is_simulated(entry.run),
-        evaluated=bool(entry.results),
         ablation=folder.name if folder and (folder / "ablation.html").is_file() else "",
         sweep=sweep.name if (sweep := _sweep_folder(path)) else "",
         problems=entry.problems,
@@ -388,7 +384,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
             return json_response({"error": "the board has stopped reading runs; see its output and restart it"}, 503)
         if version == board.version:
             return json_response({"version": board.version})
-        return json_response({"version": board.version, "runs": [row.to_dict() for row in board.rows()]})
+        return json_response({"version": board.version, "runs": [asdict(row) for row in board.rows()]})
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
@@ -397,7 +393,9 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     @app.get("/api/compare")
     def compare_runs(run: list[str] = Query()) -> Response:
         found = compare(*_selected(board, run), evaluate_missing=False)
-        return json_response({"sentences": [d.sentence for d in found.differences], "notes": list(found.notes)})
+        return json_response(
+            {"sentences": [typeset(d.sentence) for d in found.differences], "notes": list(found.notes)}
+        )
 
     @app.get("/compare")
     def comparison(run: list[str] = Query()) -> Response:
@@ -441,7 +439,7 @@ def overlay(board: Board, names: Sequence[str]) -> str:
     """Overlaid learning curves of runs as a part of the page."""
     runs = _selected(board, names)
     logs = [(name, run.metrics()) for name, run in zip(names, runs, strict=True)]
-    return render_part("overlay.html", figures=overlaid_figures(logs, run_rate_name(*runs)))[0]
+    return render_part("overlay.html", figures=overlaid_figures(logs, run_rate_name(*runs)))
 
 
 def _selected(board: Board, names: Sequence[str]) -> list[Run]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.config import Change
+from arcuate.config import Change, value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts import base, plots
 from arcuate.evaluation.charts.formats import count, percent, split_name
@@ -19,7 +19,7 @@ from arcuate.hub import local_path
 from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render
 from arcuate.insight.report.run_data import lookup
-from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes, value_text
+from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes
 from arcuate.insight.scores import (
     ALPHA,
     RunScores,
@@ -356,11 +356,11 @@ def _describe_search(summary: Mapping[str, Any]) -> str:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    reference, *others = comparison.groups
     curves = [(g.name, s.run.metrics()) for g in comparison.groups for s in g.scores]
     return render(
         "comparison.html",
-        title=f"{reference.name} and {', '.join(g.name for g in others)} · arcuate",
+        heading=" · ".join(group.name for group in comparison.groups),
+        kind="comparison",
         simulated=any_simulated(s.run for group in comparison.groups for s in group.scores),
         comparison=comparison,
         scored_on=f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials.",
@@ -381,10 +381,7 @@ def comparison_page(comparison: Comparison) -> str:
 
 def _forest_chart(comparison: Comparison) -> base.Chart:
     reference = comparison.groups[0].name
-    rows = [
-        plots.ForestRow(d.group.name, d.contrast.estimate, d.contrast.low, d.contrast.high, d.significant)
-        for d in comparison.differences
-    ]
+    rows = [(d.group.name, d.contrast, d.significant) for d in comparison.differences]
     name = comparison.rate_name
     label = f"Differences in {name} from {reference}"
     return plots.forest_chart(rows, title=f"Difference from {reference}", label=label, rate_name=name)

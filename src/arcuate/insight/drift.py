@@ -10,7 +10,7 @@ from arcuate.adaptation.drift import DriftResult, SessionDrift, measure_drift
 from arcuate.data.store import Store
 from arcuate.evaluation.charts import plots
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, group_colours
-from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, whole_percent
+from arcuate.evaluation.charts.formats import MISSING, percent, short_session_names, split_name
 from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.files import check_output, write_text
 from arcuate.insight.overlay import line_figure
@@ -40,12 +40,13 @@ def drift_page(result: DriftResult) -> str:
     rates = result.error_rates
     return render(
         "drift.html",
-        title=f"{result.store.name} · arcuate drift",
+        heading=result.store.name,
+        kind="drift",
         simulated=result.simulated,
         result=result,
         last=last,
         compared=compared,
-        similarity=whole_percent(compared.profile_similarity),
+        similarity=percent(compared.profile_similarity, 0),
         reordered=[row.session for row in result.sessions if row.reordered],
         errors=_errors_figure(rates) if rates is not None else None,
         error_rows=[] if rates is None else _error_rows(rates),
@@ -76,7 +77,7 @@ def _errors_figure(rates: "AdaptationResult") -> Figure:
     chart = plots.session_chart(
         values,
         short_session_names([row.session for row in rates.sessions]),
-        title=f"{rates.run.name}, {rates.provenance.split} trials",
+        title=f"{rates.run.name}, {split_name(rates.provenance.split)} trials",
         label=f"Phoneme error rate of {counted(len(rates.sessions), 'session')} with and without adaptation.",
     )
     legend = [LegendEntry(_UNADAPTED, "train", "line", _UNADAPTED), LegendEntry(adapted, "blue", "line", adapted)]
@@ -108,19 +109,18 @@ def _array_figure(result: DriftResult) -> Figure:
     lines = []
     for name, (colour, dashed) in styles.items():
         values = [row.arrays[name].subspace_similarity for row in result.sessions]
-        lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed))
+        lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed, dots=True))
     caption = (
         f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
         " 0 % is chance level."
     )
     return line_figure(
         lines,
-        ValueAxis(percent=True, domain=(0.0, 1.04)),  # room for the dots at 100 %
+        ValueAxis(percent=True),
         caption=caption,
         title="Similarity by array",
         label=f"Similarity of {counted(len(lines), 'array')} over days.",
         x_title="days since the first session",
-        dots=True,
     )
 
 
@@ -129,7 +129,7 @@ def _matrix_figure(result: DriftResult) -> Figure:
     names = short_session_names([row.session for row in result.sessions])
     sessions = list(names)
     cells = [
-        Cell(names[a], names[b], "heat", max(float(value), 0.0), f"similarity {whole_percent(float(value))}")
+        Cell(names[a], names[b], "heat", max(float(value), 0.0), f"similarity {percent(float(value), 0)}")
         for a, row in zip(sessions, result.similarity, strict=True)
         for b, value in zip(sessions, row, strict=True)
         if np.isfinite(value)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from arcuate.config import Change
+from arcuate.config import Change, value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import MISSING, finite_number
 from arcuate.evaluation.metrics import run_rate_name
@@ -16,7 +16,7 @@ from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
 from arcuate.insight.render import render
-from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs, value_text
+from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs
 from arcuate.insight.scores import (
     ALPHA,
     check_same_trials,
@@ -481,7 +481,7 @@ _Text = list[tuple[str, str]]  # text, and the element around it: b, code or non
 
 def ledger_page(text: str, *, simulated: bool = False) -> str:
     """The run diary, as `write_ledger` returned it, as a page."""
-    return render("ledger.html", title="Run diary · arcuate", simulated=simulated, blocks=list(_blocks(text)))
+    return render("ledger.html", heading="Run diary", kind="ledger", simulated=simulated, blocks=list(_blocks(text)))
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[Any]]]:

@@ -14,7 +14,7 @@ FOREST_LEGEND = (
     LegendEntry("worse", "orange", "dot"),
     LegendEntry("not significant", "quiet", "ring"),
 )
-DOT_LEGEND = (LegendEntry("one run", "blue", "dot"), LegendEntry("mean", "ink", "box"))
+DOT_LEGEND = (LegendEntry("one run", "blue", "dot"), LegendEntry("mean", "ink", "tick"))
 
 
 def line_figure(

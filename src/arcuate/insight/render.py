@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Control characters, lone surrogates and bidirectional overrides are replaced.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+_MARKED = re.compile(r"(\*\*[^*]+\*\*|`[^`]+`|\barcuate (?:doctor|prepare|train)\b[^,;]*|\b[a-z_.]+=[^\s,;)]+)")
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
     " form-action 'none'"
@@ -48,7 +49,7 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One entry of a legend: the mark is a `line`, `dash`, `band`, `dot`, `ring`, `box` or `limit`."""
+    """One entry of a legend: the mark is a `line`, `dash`, `band`, `dot`, `ring`, `box`, `tick` or `limit`."""
 
     name: str
     colour: str
@@ -83,7 +84,7 @@ class Figure:
     caption: str = ""
     legend: tuple[LegendEntry, ...] = ()
     scales: tuple[ColourScale, ...] = ()
-    wide: bool = False  # scrolls sideways on a narrow screen instead of shrinking
+    scrolls: bool = False  # sideways on a narrow screen, instead of shrinking
     min_width: int = 0
     static_width: int = _STATIC_WIDTH  # width of the static drawing for readers without scripts
 
@@ -95,6 +96,16 @@ class Figure:
     def static_min_width(self) -> int:
         """Width below which the static drawing scrolls sideways, because its text would be too small."""
         return max(self.min_width, 3 * self.static_width // 4)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement in a page: the result in words, charts, and a table."""
+
+    lead: str
+    figures: tuple[Figure, ...] = ()
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[object, ...], ...] = ()
 
 
 def make_figure(
@@ -115,9 +126,11 @@ def make_figure(
     spec["config"] = theme.config(legend=False)
     width = spec.get("width")
     scrolls = wide or isinstance(width, int)
-    names = dict.fromkeys(re.findall(r"view_[0-9a-f]+_\d+", json.dumps({k: v for k, v in spec.items() if k != "data"})))
+    text = json.dumps(spec)
+    names = dict.fromkeys(re.findall(r'"(view_[0-9a-f]+_\d+)"', text))
     for i, name in enumerate(names):  # Altair numbers views over the life of the process
-        spec = _renamed(spec, name, f"view{i}")
+        text = text.replace(f'"{name}"', f'"view{i}"')
+    spec = json.loads(text)
     least = width if isinstance(width, int) else _STATIC_WIDTH if wide else 0
     static = _WIDE if full or wide else _STATIC_WIDTH
     return Figure(title, spec, label, clean(caption or ""), tuple(legend), tuple(scales), scrolls, least, static)
@@ -129,14 +142,6 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _cleaned(v) for key, v in value.items()}
     return [_cleaned(v) for v in value] if isinstance(value, list) else value
-
-
-def _renamed(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, dict):
-        return {key: v if key == "values" else _renamed(v, old, new) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_renamed(v, old, new) for v in value]
-    return new if value == old else value
 
 
 @cache
@@ -158,7 +163,7 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
     vl_convert = _load_renderer()
     spec = {key: value for key, value in figure.spec.items() if key != "layer"}
     if "layer" in figure.spec:
-        spec["layer"] = [layer for layer in figure.spec["layer"] if not str(layer.get("name", "")).startswith("hover")]
+        spec["layer"] = [layer for layer in figure.spec["layer"] if not _is_transparent_circle(layer["mark"])]
     if not isinstance(spec.get("width"), int):
         spec["width"] = figure.static_width
     spec["params"] = [p for p in spec.get("params", ()) if "select" not in p]
@@ -176,6 +181,11 @@ def static_svg(figure: Figure, identifier: str = "") -> str:
     svg = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", svg)
     svg = re.sub(r'(?<= d=")[^"]+', lambda match: re.sub(r"(\.\d)\d+", r"\1", match[0]), svg)  # a tenth of a pixel
     return re.sub(r'<svg ([^>]*?) width="\d+" height="\d+"', rf'<svg \1 role="img" aria-label="{label}"', svg, count=1)
+
+
+def _is_transparent_circle(mark: Mapping[str, Any]) -> bool:
+    """Whether a mark only carries tooltips."""
+    return mark["type"] == "circle" and mark.get("opacity") == 0
 
 
 def html_attribute(text: str) -> str:
@@ -238,17 +248,6 @@ def _script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-class _Charts:
-    """The figures of one page, in the order in which they appear."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def next_id(self) -> str:
-        self.n += 1
-        return f"chart{self.n}"
-
-
 @cache
 def environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -262,7 +261,8 @@ def environment() -> "Environment":
         finalize=_finalize,
     )
     made.filters |= {"percent": percent, "count": count, "static_svg": _static_markup, "data": _embedded_json}
-    made.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
+    made.filters |= {"typeset": typeset, "marked": _marked}
+    made.filters["sentence"] = lambda text: typeset(text[:1].upper() + text[1:])
     return made
 
 
@@ -272,6 +272,23 @@ def _finalize(value: Any) -> Any:
     if value is None:
         return ""
     return value if isinstance(value, Markup) else clean(str(value))
+
+
+def typeset(text: str) -> str:
+    """Text whose per cent signs and p-values are not broken over lines."""
+    return re.sub(r"(?<=\d) %", "\u202f%", text).replace("p = ", "p\u00a0=\u00a0")
+
+
+def _marked(text: str) -> Any:
+    """Prose with `**bold**` parts, and settings, commands and what is between backticks as code."""
+    from markupsafe import Markup, escape
+
+    def mark(part: str) -> Any:
+        element = "b" if part.startswith("**") else "code"
+        return Markup(f"<{element}>{{}}</{element}>").format(part.strip("*`"))
+
+    parts = _MARKED.split(typeset(clean(text)))
+    return Markup("").join(mark(part) if i % 2 else escape(part) for i, part in enumerate(parts))
 
 
 def _static_markup(figure: Figure, identifier: str) -> Any:
@@ -288,27 +305,24 @@ def _embedded_json(value: Any) -> Any:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def render_part(template: str, **context: Any) -> tuple[str, int]:
-    """A part of a page, and how many charts it has."""
-    charts = _Charts()
-    shared = {"simulated_note": SIMULATED_NOTE, "charts": charts}
-    return environment().get_template(template).render(**shared, **context), charts.n
+def render_part(template: str, **context: Any) -> str:
+    """A template with the lists that its macros fill: the figures drawn so far and the sections."""
+    shared = {"simulated_note": SIMULATED_NOTE, "drawn": [], "contents": []}
+    return environment().get_template(template).render(**shared, **context)
 
 
-def render(template: str, *, title: str, simulated: bool = False, **context: Any) -> str:
+def render(template: str, *, heading: str, kind: str, simulated: bool = False, **context: Any) -> str:
     """A complete page. `simulated` marks it as made from simulated data."""
     from markupsafe import Markup
 
-    body, n_charts = render_part(template, title=title, simulated=simulated, **context)
+    frame = {"heading": heading, "kind": kind, "simulated": simulated, "style": Markup(style_sheet())}
+    return render_part(template, page_scripts=_page_scripts, **frame, **context)
+
+
+def _page_scripts(n_charts: int) -> tuple[Any, list[Any]]:
+    """The policy of a page and its scripts; Vega is left out if there is nothing to draw."""
+    from markupsafe import Markup
+
     scripts = [*([vega_bundle()] if n_charts else []), page_script()]
-    return (
-        environment()
-        .get_template("document.html")
-        .render(
-            title=title,
-            body=Markup(body),
-            style=Markup(style_sheet()),
-            scripts=[Markup(script) for script in scripts],
-            policy=Markup(_POLICY.format(scripts=" ".join(map(_script_hash, scripts)))),
-        )
-    )
+    policy = _POLICY.format(scripts=" ".join(map(_script_hash, scripts)))
+    return Markup(policy), [Markup(script) for script in scripts]

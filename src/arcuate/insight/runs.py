@@ -1,6 +1,5 @@
 """`list_runs`: every run below a folder with verdict, best error rate and changes relative to a parent run."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -474,13 +473,3 @@ def _recipe_parents(recipe: Recipe) -> list[Parent]:
         return [Parent(name, "recipe", result_changes(load_recipe(name), recipe))]
     except UserError:  # the packaged recipe is from a different version
         return []
-
-
-def value_text(value: Any) -> str:
-    """A setting on one line; a component as its kind followed by its settings."""
-    if isinstance(value, Mapping):
-        rest = ", ".join(f"{k} {value_text(v)}" for k, v in value.items() if k != "kind" and v is not None)
-        return f"{value['kind']} ({rest})" if value.get("kind") else rest
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)

@@ -18,7 +18,8 @@ def sweep_page(out: str | Path) -> str:
     result = sweep_status(out)
     return render(
         "sweep.html",
-        title=f"{result.out.name} · arcuate sweep",
+        heading=result.out.name,
+        kind="sweep",
         simulated=any_simulated(Run(Path(trial.run)) for trial in result.trials[:1]),
         result=result,
         best=percent(result.best.per) if result.best else None,

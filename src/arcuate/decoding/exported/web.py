@@ -38,6 +38,7 @@ class WebTrial:
     text: str | None
     bins: np.ndarray  # (T, C)
     statistics: Statistics | None
+    simulated: bool = False
 
 
 def write_page(file: ExportedFile, folder: Path, runtime: Path, trials: Sequence[WebTrial] = ()) -> None:
@@ -90,7 +91,8 @@ def _describe(file: ExportedFile, folder: Path, trials: Sequence[WebTrial]) -> d
     for number, trial in enumerate(trials):
         name = f"trial{number}.f32"
         (folder / name).write_bytes(trial.bins.astype("<f4").tobytes())
-        offered.append({"id": trial.id, "text": trial.text, "file": name, "statistics": _statistics(trial.statistics)})
+        described = {"id": trial.id, "text": trial.text, "simulated": trial.simulated, "file": name}
+        offered.append({**described, "statistics": _statistics(trial.statistics)})
     return {
         "classes": layout.classes,
         "session": layout.sessions[0],

@@ -31,37 +31,10 @@ Row = dict[str, Any]
 
 def for_notebook(*charts: Chart, dark: bool = False) -> Any:
     """Stack charts vertically with the theme, their own legends and fixed colours, to be shown outside a page."""
-    specs = []
-    for i, chart in enumerate(charts):
-        spec = chart.to_dict(validate=False)
-        del spec["config"], spec["$schema"]
-        spec["width"] = spec["width"] if isinstance(spec.get("width"), int) else 560
-        specs.append(_standalone(spec, i))
-    whole = specs[0]
-    if len(specs) > 1:  # parameters are declared at the top
-        whole = {"params": [p for spec in specs for p in spec.pop("params", ())], "vconcat": specs}
-    text = json.dumps({**whole, "config": theme.config(legend=True)})
-    return alt.Chart.from_dict(json.loads(theme.resolve(text, theme.DARK if dark else theme.LIGHT)))
-
-
-def _standalone(value: Any, number: int) -> Any:
-    """A part of a specification without the parameters that a page sets, and with unique names."""
-    if isinstance(value, list):
-        return [_standalone(v, number) for v in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: _standalone(v, number) for key, v in value.items() if key != "values"}
-    if "values" in value:
-        kept["values"] = value["values"]
-    if "transform" in kept:
-        kept["transform"] = [t for t in kept["transform"] if "hidden" not in str(t.get("filter", ""))]
-    if "params" in kept:
-        kept["params"] = [
-            {**p, "name": f"{p['name']}{number}"} if p["name"] == "zoom" else p
-            for p in kept["params"]
-            if p["name"] != "hidden"
-        ]
-    return kept
+    sized = [chart.properties(width=560) if chart.width == "container" else chart for chart in charts]
+    whole = sized[0] if len(sized) == 1 else alt.vconcat(*sized)
+    spec = json.dumps({**whole.to_dict(validate=False), "config": theme.config(legend=True)})
+    return alt.Chart.from_dict(json.loads(theme.resolve(spec, theme.DARK if dark else theme.LIGHT)))
 
 
 def rounded(value: float) -> float:

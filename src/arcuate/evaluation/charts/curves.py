@@ -1,10 +1,11 @@
 """Quantities over steps: thinned to what a screen can show, and drawn as lines; learning curves of several runs.
 
-Layers named `hover…` carry tooltips and are left out of static drawings. The parameter `hidden` is set by the pages:
-the series that a click on the legend hides.
+Transparent circles carry tooltips and are left out of static drawings. The parameter `hidden` is set by the pages: the
+series that a click on the legend hides.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,8 @@ from arcuate.run import RunLike, open_run
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero
 _LOG_RATIO = 8  # losses that span more than this ratio are drawn on a logarithmic scale
-_MARGIN = 0.02  # fraction of the axis after the last step, before the first too for dots: zooming clips marks there
+_MARGIN = 0.02  # fraction of the axis after the last step, before the first too for dots: marks are clipped there
+_LABEL_HEIGHT = 16
 MAX_POINTS = 320  # points per line; more cannot be distinguished on a screen
 
 
@@ -80,6 +82,7 @@ class Line:
     colour: str
     curve: Curve
     dash: bool = False
+    dots: bool = False  # a dot at every point; a point without neighbours always has one
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,20 @@ class ValueAxis:
     def tooltip_format(self) -> str:
         return ".2%" if self.percent else ".4g"
 
+    @property
+    def _n_ticks(self) -> int:
+        """Few enough for powers of ten only over several decades, enough for a label on every line within one."""
+        if not self.log or self.domain is None:
+            return 5
+        decades = math.log10(self.domain[1] / self.domain[0])
+        return 10 if decades < 1.2 else 5 if decades < 2.5 else int(decades)
+
     def encode(self, field: str) -> "alt.Y":
         scale: dict[str, Any] = {"type": "log"} if self.log else {"zero": True}
         if self.domain is not None:
             scale |= {"domain": list(self.domain), "nice": False, "clamp": not self.log}
         shown = "~%" if self.percent else ",~r"
-        axis = alt.Axis(title=self.title, format=shown, labelOverlap=True, tickCount=5)
+        axis = alt.Axis(title=self.title, format=shown, labelOverlap=True, tickCount=self._n_ticks)
         return alt.Y(f"{field}:Q", title=self.title).scale(**scale).axis(axis)
 
 
@@ -108,9 +119,9 @@ def log_domain(values: Iterable[float]) -> tuple[float, float]:
     """A domain with a margin around positive values, wide enough for two ticks."""
     kept = [v for v in values if v > SMALLEST] or [1.0, 10.0]
     low, high = min(kept), max(kept)
-    if high / low < 4:
-        middle = math.sqrt(low) * math.sqrt(high)
-        low, high = min(low, middle / 2), max(high, middle * 2)
+    if high / low < 3:
+        middle, half = math.sqrt(low) * math.sqrt(high), math.sqrt(3)
+        low, high = min(low, middle / half), max(high, middle * half)
     margin = 10.0 ** (0.05 * (math.log10(high) - math.log10(low)))
     return low / margin, high * margin
 
@@ -131,41 +142,47 @@ def line_chart(
     x_title: str = "optimizer steps",
     last: float | None = None,
     layers: Sequence[Chart] = (),
+    marks: Sequence[tuple[int, str]] = (),
     height: int = HEIGHT,
-    dots: bool = False,
     tooltip_titles: tuple[str, str] = ("series", "value"),
 ) -> "alt.LayerChart":
     """Lines over steps, each over the band between its minimum and maximum; drag pans and Ctrl + wheel zooms.
 
-    Lines of one name share its entry in the legend.
+    Lines of one name share its entry in the legend. `marks` are steps where something starts, with its name.
     """
     rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
     end = max(float(last if last is not None else max((row["step"] for row in rows), default=1.0)), 1.0)
+    with_band, with_dots = (any(field in row for row in rows) for field in ("low", "dot"))
+    if with_dots and not layers and not y.log and y.domain is None:  # room for dots at the top
+        y = replace(y, domain=(0.0, 1.04 * max(v for line in lines for v in line.curve.values)))
     styles = {line.name: line for line in lines}
     colours = colours_by("series", {name: line.colour for name, line in styles.items()})
     base = (
         alt.Chart(alt.Data(values=rows))
         .transform_filter("indexof(hidden, datum.series) < 0")
         .encode(
-            x=_x("step", x_title, (-_MARGIN * end if dots else 0.0, (1 + _MARGIN) * end)),
+            x=_x("step", x_title, (-_MARGIN * end if with_dots else 0.0, (1 + _MARGIN) * end)),
             color=colours,
             detail="line:N",
         )
     )
     drawn: list[Chart] = []
-    if with_band := any("low" in row for row in rows):
+    if with_band:
         drawn.append(base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q"))
     dashes = alt.StrokeDash("series:N", legend=None).scale(
         domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
     )
     zoom = alt.selection_interval(
-        name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey]", clear="dblclick"
+        name="zoom" + re.sub("[^A-Za-z]", "", title),  # stacked charts zoom separately
+        bind="scales",
+        zoom="wheel![event.ctrlKey || event.metaKey]",
+        clear="dblclick",
     )
     curve = base.mark_line(strokeWidth=2, strokeJoin="round", clip=True).encode(y=y.encode("value"), strokeDash=dashes)
     drawn.append(curve.add_params(zoom))
-    if dots or any("lone" in row for row in rows):
-        points = base if dots else base.transform_filter("datum.lone")
-        drawn.append(points.mark_circle(size=60 if dots else 24, opacity=1, clip=True).encode(y=y.encode("value")))
+    if with_dots:
+        points = base.transform_filter("datum.dot").mark_circle(size=60, opacity=1, clip=True)
+        drawn.append(points.encode(y=y.encode("value")))
     tooltip = tooltips(
         ("series:N", tooltip_titles[0]),
         ("step:Q", x_title, ","),
@@ -173,7 +190,7 @@ def line_chart(
         *((f"{side}:Q", side, y.tooltip_format) for side in ("low", "high") if with_band),
     )
     hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
-    drawn += [*layers, hover.properties(name="hover")]
+    drawn += [*_step_marks(marks, end, height), *layers, hover]
     full_title = title + (", logarithmic" if y.log else "")
     return finish(alt.layer(*drawn).resolve_scale(color="shared"), full_title, label, height, hidden=[])
 
@@ -185,6 +202,7 @@ def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
         labelExpr="datum.value === 0 ? '0' : datum.label",  # not 0k
         tickCount=6,
         labelOverlap=True,
+        labelSeparation=8,
     )
     return alt.X(f"{field}:Q").scale(domain=list(domain), nice=False).axis(axis)
 
@@ -199,8 +217,8 @@ def _line_rows(line: Line, log: bool) -> list[Row]:
             rows.append({"series": line.name, "step": step, "value": None})
             continue
         row = {"series": line.name, "step": step, "value": rounded(value)}
-        if all(v is None for v in (*values[max(i - 1, 0) : i], *values[i + 1 : i + 2])):
-            row["lone"] = True
+        if line.dots or all(v is None for v in (*values[max(i - 1, 0) : i], *values[i + 1 : i + 2])):
+            row["dot"] = True
         low = value if low is None or (log and low <= SMALLEST) else low
         high = value if high is None else high
         if low != high:
@@ -214,15 +232,17 @@ def _plain_step(step: float) -> float:
     return int(step) if abs(step) < 2**53 and float(step).is_integer() else float(step)
 
 
-def best_mark(step: float, rate: float, y: ValueAxis, last: float) -> list[Chart]:
-    """A ring at the best error rate with its value."""
+def best_mark(step: float, rate: float, y: ValueAxis, last: float, top: float) -> list[Chart]:
+    """A ring at the best error rate with its value, below it where the axis to `top` leaves room: curves are above."""
     low = y.domain[0] if y.domain else 0.0
-    row = {"step": _plain_step(step), "value": rounded(max(rate, low)), "text": f"best {percent(rate)}"}
+    shown = max(rate, low)
+    position = math.log(shown / low) / math.log(top / low) if y.log else shown / max(top, SMALLEST)
+    row = {"step": _plain_step(step), "value": rounded(shown), "text": f"best {percent(rate)}"}
     base = alt.Chart(alt.Data(values=[row])).encode(x="step:Q", y=y.encode("value"))
     right = step > last / 2
     ring = base.mark_point(size=90, strokeWidth=2.5, color=colour("blue"), fill=colour("paper"), opacity=1)
-    place: dict[str, Any] = {"align": "right" if right else "left", "dy": -14, "dx": 0 if right else -4}
-    return [*haloed(base.encode(text="text:N"), **place, fontWeight=600), ring]
+    place: dict[str, Any] = {"align": "right" if right else "left", "dy": 16 if position > 0.15 else -14, "clip": True}
+    return [*haloed(base.encode(text="text:N"), **place, dx=0 if right else -4, fontWeight=600), ring]
 
 
 def haloed(base: Chart, **place: Any) -> list[Chart]:
@@ -239,18 +259,24 @@ def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
     return rule.encode(y=y.encode("value"), tooltip=tooltips(("name:N", "limit")))
 
 
-def step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
-    """A labelled vertical line at each (step, event)."""
+def _step_marks(marks: Sequence[tuple[int, str]], last: float, height: int) -> list[Chart]:
+    """A vertical line at each step, with its label above the chart, where it hides no curve."""
+    events: dict[int, list[str]] = {}
+    for step, event in marks:
+        events.setdefault(step, []).append(event)
     layers: list[Chart] = []
-    for i, (step, event) in enumerate(marks):
-        data = alt.Data(values=[{"step": _plain_step(step), "event": event}])
-        base = alt.Chart(data).encode(x="step:Q")
-        right = step > last / 2
-        text = base.encode(text="event:N", y=alt.value(8 + 17 * i))
-        place: dict[str, Any] = {"align": "right" if right else "left", "dx": -5 if right else 5, "fontSize": 12}
+    for i, (step, names) in enumerate(events.items()):
+        data = alt.Data(values=[{"step": _plain_step(step), "event": f"{', '.join(names)} from {step:,}"}])
+        inside = alt.condition("inrange(datum.step, domain('x'))", alt.value(1), alt.value(0))  # not after zooming
+        base = alt.Chart(data).encode(x="step:Q", opacity=inside)
+        style: dict[str, Any] = {"color": colour("orange"), "clip": False}
+        place: dict[str, Any] = {"align": "right", "dx": -4} if step > last / 2 else {"align": "left", "dx": 4}
+        top = -2 - _LABEL_HEIGHT * (i + 1)
+        rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, **style)
+        label = base.mark_text(baseline="top", **style, **place)
         layers += [
-            base.mark_rule(color=colour("orange"), strokeDash=[2, 3], strokeWidth=1.5),
-            *haloed(text, color=colour("orange"), **place),
+            rule.encode(y=alt.value(top), y2=alt.value(height)),
+            label.encode(text="event:N", y=alt.value(top)),
         ]
     return layers
 

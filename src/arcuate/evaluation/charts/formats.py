@@ -29,10 +29,6 @@ def percent(rate: Any, digits: int = 1) -> str:
     return MISSING if number is None else f"{100 * number:.{digits}f}\u202f%"
 
 
-def whole_percent(rate: Any) -> str:
-    return percent(rate, 0)
-
-
 def interval(bounds: Sequence[float | None] | None) -> str:
     """The bounds of an interval as percentages, such as `10.7–13.7 %`; empty if they are not known."""
     low, high = bounds or (None, None)

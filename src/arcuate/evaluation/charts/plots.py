@@ -1,7 +1,7 @@
 """Charts shared by pages and notebooks: rates by session, matrices, bars, images, forest and dot plots.
 
-Every function returns an Altair chart. Layers named `hover…` carry tooltips and are left out of static drawings. The
-parameters `hidden`, `session` and `phoneme` are set by the pages: hidden series, and the item under the pointer.
+Every function returns an Altair chart. The parameters `hidden`, `session` and `phoneme` are set by the pages: hidden
+series, and the item under the pointer.
 """
 
 import math
@@ -16,6 +16,7 @@ from arcuate.evaluation.charts.curves import ValueAxis, haloed, limit_rule
 from arcuate.evaluation.charts.formats import interval, percent
 from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.charts.theme import colour
+from arcuate.evaluation.significance import Contrast
 
 _FAINT = 0.15  # opacity of items that are not highlighted
 
@@ -233,31 +234,22 @@ def image_chart(
 # --- differences ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ForestRow:
-    """One difference in error rate with its confidence interval; positive is worse."""
-
-    name: str
-    estimate: float
-    low: float
-    high: float
-    significant: bool
-
-
-def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str, rate_name: str) -> "alt.LayerChart":
-    """Each difference as a dot on its interval; filled if significant, coloured by its direction."""
+def forest_chart(
+    differences: Sequence[tuple[str, Contrast, bool]], *, title: str, label: str, rate_name: str
+) -> "alt.LayerChart":
+    """Differences in error rate, positive is worse: each a dot on its interval, filled if it is significant."""
     data: list[Row] = []
-    for row in rows:
-        shown: Row = {"name": row.name, "estimate": 100 * row.estimate, "low": 100 * row.low, "high": 100 * row.high}
-        direction = "better" if row.estimate < 0 else "worse"
-        verdict = direction if row.significant else "not significant"
+    for name, c, significant in differences:
+        shown: Row = {"name": name, "estimate": 100 * c.estimate, "low": 100 * c.low, "high": 100 * c.high}
+        direction = "better" if c.estimate < 0 else "worse"
+        verdict = direction if significant else "not significant"
         text = f"{_signed(shown['estimate'])} ({_signed(shown['low'])} to {_signed(shown['high'])})"
-        data.append({**shown, "verdict": verdict, "text": text, "fill": row.significant})
+        data.append({**shown, "verdict": verdict, "text": text, "fill": significant})
     scale = colours_by("verdict", {"better": "teal", "worse": "orange", "not significant": "quiet"})
     bounds = [0.0, *(v for row in data for v in (row["low"], row["high"]))]
     margin = 0.06 * (max(bounds) - min(bounds)) or 1.0
     domain = [min(bounds) - margin, max(bounds) + margin]
-    names, points = [row.name for row in rows], f"points of {rate_name}"
+    names, points = [name for name, _, _ in differences], f"points of {rate_name}"
     axis = alt.Axis(
         title=f"← better\u2003{points}\u2003worse →",
         titleAnchor="middle",
@@ -287,7 +279,7 @@ def forest_chart(rows: Sequence[ForestRow], *, title: str, label: str, rate_name
         if placed:
             texts = alt.Chart(alt.Data(values=placed)).encode(x=x, y=y, text="text:N")
             layers += haloed(texts, align=side, dy=-13, fontSize=11.5)
-    return finish(alt.layer(*layers), title, label, 44 * len(rows) + 10)
+    return finish(alt.layer(*layers), title, label, 44 * len(names) + 10)
 
 
 def _signed(value: float) -> str:

@@ -1,6 +1,7 @@
 """`diagnose`: read a log, infer its data set and planned length, apply the rules and name likely causes."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -182,7 +183,7 @@ def _restarted(runs: tuple[Diagnosis, ...], file: LogFile) -> Diagnosis:
     """The diagnosis of a file with several runs; best and last values are those of the first."""
     first = next((run for run in runs if run.best_per is not None), runs[0])
     verdicts = [run.primary for run in runs]
-    shown = ", ".join(verdicts[:12]) + ", …" * (len(runs) > 12)
+    shown = ", ".join(f"{n} {verdict.replace('_', ' ')}" for verdict, n in Counter(verdicts).items())
     return replace(
         first,
         primary="restarted",

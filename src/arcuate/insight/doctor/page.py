@@ -2,17 +2,18 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.config import override_list
+from arcuate.errors import UserError
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.base import Chart
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, thin_curve
 from arcuate.evaluation.charts.formats import count, finite_number, percent
+from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.doctor.diagnose import Diagnosis, Reference, matching_reference
-from arcuate.insight.doctor.recipe_checks import Cause
-from arcuate.insight.doctor.training_log import Series
+from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.insight.overlay import any_simulated, line_figure
 from arcuate.insight.render import Figure, LegendEntry, make_figure, render
 from arcuate.run import Run
@@ -26,76 +27,59 @@ _MAX_RUNS = 24  # maximum number of runs drawn
 _MAX_MARKS = 4
 
 
-@dataclass(frozen=True)
-class RunSection:
-    """One run of the file: its curves, the evidence and remarks."""
-
-    diagnosis: Diagnosis
-    error: Figure | None
-    others: tuple[Figure, ...]
-    remarks: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Likely causes, the first one with the commands that test its remedy."""
-
-    causes: tuple[Cause, ...]
-    suggestion: str
-    commands: str
-
-
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     runs = diagnosis.runs or (diagnosis,)
-    first = diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary
-    tone = "good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad"
+    purpose, commands = _commands(diagnosis)
     return render(
         "doctor.html",
-        title=f"{diagnosis.name} · arcuate doctor",
+        heading=diagnosis.name,
+        kind="doctor",
         simulated=any_simulated(Run(run.log.run_path) for run in runs if run.log and run.log.run_path),
         diagnosis=diagnosis,
-        tone=tone,
+        tone="good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad",
         error_name=diagnosis.error_name,
-        lead=first,
-        advice=_advice(diagnosis),
-        sections=[_section(run) for run in runs[:_MAX_RUNS]],
+        lead=diagnosis.evidence[0] if diagnosis.evidence else diagnosis.primary,
+        has_reference=diagnosis.log is not None and matching_reference(diagnosis.log, diagnosis.dataset) is not None,
+        causes=diagnosis.causes,
+        suggestion=diagnosis.suggestion,
+        purpose=purpose,
+        commands=commands,
+        runs=[(run, _error_figure(run), _other_figures(run)) for run in runs[:_MAX_RUNS]],
         n_more=max(len(runs) - _MAX_RUNS, 0),
         runs_table=[
-            (run.name, run.primary, percent(run.best_per), count(run.best_step), percent(run.last_per),
-             count(run.last_step))
+            (run.name, run.primary.replace("_", " "), percent(run.best_per), count(run.best_step),
+             percent(run.last_per), count(run.last_step))
             for run in diagnosis.runs
         ],
     )  # fmt: skip
 
 
-def _advice(diagnosis: Diagnosis) -> Advice | None:
-    """What to do first; None if there is nothing to do."""
-    if not diagnosis.causes and not diagnosis.suggestion:
-        return None
-    return Advice(diagnosis.causes, diagnosis.suggestion, _commands(diagnosis))
-
-
-def _commands(diagnosis: Diagnosis) -> str:
-    """The commands that write and train the remedy; empty if no setting has to change or the log is not arcuate's."""
+def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
+    """What the commands that train the remedy do, and the commands; empty if no setting has to change."""
     remedy = diagnosis.fix()
-    if not remedy or remedy.run is None:
-        return ""
-    run, store = shlex.quote(str(remedy.run)), shlex.quote(diagnosis.store or "STORE")
+    if not remedy:
+        return "", ""
+    store = diagnosis.store or "STORE"
+    if remedy.run is not None:
+        write = ["arcuate", "doctor", str(remedy.run), "--fix", "remedy.yaml"]
+        train = ["arcuate", "train", "remedy.yaml", "--data", store, "--run", f"{remedy.run}-remedy"]
+        return "Write the remedy as a recipe and train it beside this run:", f"{shlex.join(write)}\n{shlex.join(train)}"
+    recipe, overrides = f"{diagnosis.dataset}-gru", override_list(remedy.overrides)
+    try:
+        load_recipe(recipe, remedy.overrides)
+    except UserError:  # an unknown data set, or settings that the recipe does not have
+        return "", ""
+    train = ["arcuate", "train", recipe, "--data", store, "--run", "runs/remedy", *overrides]
     return (
-        f"arcuate doctor {run} --fix remedy.yaml\n"
-        f"arcuate train remedy.yaml --data {store} --run {shlex.quote(str(remedy.run) + '-remedy')}"
+        "This is the log of another trainer. The change in arcuate, on the recipe of the official model:",
+        shlex.join(train),
     )
 
 
-def _section(run: Diagnosis) -> RunSection:
-    error = diagnosis_chart(run)
-    others = (_loss_figure(run), _learning_rate_figure(run), _gradient_figure(run)) if run.log else ()
-    remarks = (*(("inferred", s) for s in run.inferences), *(("note", s) for s in run.notes))
-    return RunSection(run, _error_figure(run, error) if error else None, tuple(f for f in others if f), remarks)
-
-
-def _error_figure(run: Diagnosis, chart: Chart) -> Figure:
-    assert run.log is not None
+def _error_figure(run: Diagnosis) -> Figure | None:
+    chart = diagnosis_chart(run)
+    if chart is None or run.log is None:
+        return None
     per, reference = run.log.per.finite, matching_reference(run.log, run.dataset)
     best = float(per.steps[int(per.values.argmin())])
     legend = [
@@ -124,8 +108,7 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
     step, rate = float(per.steps[best]), float(per.values[best])
     layers = [
         *(_reference_layers(reference, last, y) if reference else []),
-        *curves.step_marks(_marks(run), last),
-        *curves.best_mark(step, rate, y, last),
+        *curves.best_mark(step, rate, y, last, float(shown.max())),
     ]
     return curves.line_chart(
         [Line(f"this run, {log.error_name}", "blue", _clamped(_curve(per), *(y.domain or (_LOWEST, _HIGHEST))))],
@@ -135,6 +118,7 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
         x_title=per.unit,
         last=last,
         layers=layers,
+        marks=_marks(run),
         height=_ERROR_HEIGHT,
     )
 
@@ -154,15 +138,28 @@ def _reference_layers(reference: Reference, last: float, y: ValueAxis) -> list[C
 
 
 def _marks(run: Diagnosis) -> list[tuple[int, str]]:
-    """Steps where a verdict starts, with their labels."""
-    return [(step, f"{verdict.replace('_', ' ')} from {count(step)}") for step, verdict in run.marks[:_MAX_MARKS]]
+    """Steps where a verdict starts."""
+    return [(step, verdict.replace("_", " ")) for step, verdict in run.marks[:_MAX_MARKS]]
 
 
-def _loss_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
+def _other_figures(run: Diagnosis) -> list[Figure]:
+    """Loss, learning rate and gradient norm, as far as the log has them."""
     log = run.log
+    if log is None:
+        return []
+    lr, norms = log.lr.finite, log.grad_norm.finite
+    figures = [_loss_figure(run, log)]
+    if len(lr) > 1 and lr.values.max() > 0:
+        figures.append(_series_figure("Learning rate", lr, ValueAxis(), "blue"))
+    if len(positive := _positive(norms)) > 1:
+        y = ValueAxis(log=True, domain=curves.log_domain(positive))
+        figures.append(_series_figure("Gradient norm", norms, y, "train"))
+    return [figure for figure in figures if figure]
+
+
+def _loss_figure(run: Diagnosis, log: TrainingLog) -> Figure | None:
     losses = (log.train_loss.finite, "train", "training"), (log.val_loss.finite, "blue", "validation")
-    shown = [entry for entry in losses if len(entry[0])]
+    shown = [entry for entry in losses if len(entry[0]) > 1]
     if len({series.unit for series, _, _ in shown}) > 1:
         shown = shown[-1:]  # the two axes are not comparable
     values = [v for series, _, _ in shown for v in _positive(series)]
@@ -178,25 +175,8 @@ def _loss_figure(run: Diagnosis) -> Figure | None:
         label="Loss, logarithmic",
         x_title=unit,
         last=last,
-        layers=curves.step_marks(_marks(run), last) if run.unit == unit else [],
+        marks=_marks(run) if run.unit == unit else (),
     )
-
-
-def _learning_rate_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
-    lr = run.log.lr.finite
-    if len(lr) < 2 or lr.values.max() <= 0:
-        return None
-    return _series_figure("Learning rate", lr, ValueAxis(), "blue")
-
-
-def _gradient_figure(run: Diagnosis) -> Figure | None:
-    assert run.log is not None
-    norms = run.log.grad_norm.finite
-    positive = _positive(norms)
-    if len(positive) < 2:
-        return None
-    return _series_figure("Gradient norm", norms, ValueAxis(log=True, domain=curves.log_domain(positive)), "train")
 
 
 def _series_figure(title: str, series: Series, y: ValueAxis, colour: str) -> Figure:

@@ -8,7 +8,7 @@ from typing import Any
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
 from arcuate.evaluation.charts.formats import count, finite_int, finite_number, percent
-from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
 
 _Points = list[tuple[float, float]]
@@ -30,13 +30,7 @@ class _Bin:
         return max(0.0, centre - half), min(1.0, centre + half)
 
 
-@dataclass(frozen=True)
-class ConfidenceSection:
-    lead: str
-    figures: tuple[Figure, ...]
-
-
-def confidence_section(data: RunData) -> ConfidenceSection | None:
+def confidence_section(data: RunData) -> Measured | None:
     """Calibration of the word confidences of the latest decoding; None if it was not measured."""
     measured = data.words.summary.get("confidence") if data.words else None
     if not isinstance(measured, Mapping) or not isinstance(measured.get("words"), Mapping):
@@ -55,7 +49,7 @@ def confidence_section(data: RunData) -> ConfidenceSection | None:
         f"Confidence is the probability that a decoded word is correct. Over {count(n)} words it differs from the"
         f" share of correct words by {percent(ece)} on average (ECE){ranking}. {_accepted_text(measured)}"
     )
-    return ConfidenceSection(lead, tuple(_figures(reliability, risk)))
+    return Measured(lead, tuple(_figures(reliability, risk)))
 
 
 def _accepted_text(measured: Mapping[str, Any]) -> str:
@@ -63,7 +57,10 @@ def _accepted_text(measured: Mapping[str, Any]) -> str:
     target = finite_number(measured.get("target_accuracy", measured.get("promised")))  # name in earlier versions
     if share is None or accuracy is None or target is None:
         return ""
-    return f"{percent(share)} of the words are accepted, {percent(accuracy)} of them correct; target {percent(target)}."
+    return (
+        f"{percent(share)} of the words are accepted, because their confidence is above the threshold for a target"
+        f" accuracy of {percent(target)}; {percent(accuracy)} of these are correct."
+    )
 
 
 def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
@@ -71,7 +68,7 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
     diagonal = Line("perfect calibration", "ink", Curve.through([(0.0, 0.0), (100.0, 1.0)]), dash=True)
     low, high = zip(*(b.interval for b in reliability), strict=True)
     steps, accuracy = tuple(100 * b.confidence for b in reliability), tuple(b.accuracy for b in reliability)
-    found = Line("words", "blue", Curve(steps, accuracy, low, high, 0))
+    found = Line("words", "blue", Curve(steps, accuracy, low, high, 0), dots=True)
     chart = curves.line_chart(
         [diagonal, found],
         share,
@@ -79,7 +76,6 @@ def _figures(reliability: Sequence[_Bin], risk: _Points) -> list[Figure]:
         label="Reliability diagram: "
         + ", ".join(f"{b.confidence:.0%} confidence {b.accuracy:.0%} correct" for b in reliability),
         x_title="confidence, %",
-        dots=True,
     )
     legend = [
         LegendEntry("words in ten bins, 95\u202f% interval", "blue", "dot"),

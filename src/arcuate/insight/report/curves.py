@@ -9,7 +9,7 @@ from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
 from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.files import read_json
 from arcuate.insight.overlay import line_figure
-from arcuate.insight.render import Figure, LegendEntry, make_figure
+from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
 from arcuate.progress import counted
 from arcuate.run import Run
@@ -38,13 +38,13 @@ def _loss_figure(data: RunData) -> Figure | None:
 
 def _error_figure(data: RunData) -> Figure | None:
     lines = _validation_lines(data, "per")
-    if not _values(lines) or data.best is None:
+    if not (values := _values(lines)) or data.best is None:
         return None
     split, step, rate = data.best
     label = f"{data.rate_name} over steps; best {percent(rate)} on {split_name(split)} at step {count(step)}"
     y = ValueAxis(percent=True)
     entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
-    layers = curves.best_mark(step, rate, y, _last(data))
+    layers = curves.best_mark(step, rate, y, _last(data), max(values))
     if (floor := _floor(data)) is not None:
         name = f"floor without neural information, {percent(floor)}"
         entries.append(LegendEntry(name, "ink", "limit"))
@@ -157,17 +157,7 @@ def calibration_points(calibration: Mapping[str, Any]) -> list[CalibrationPoint]
     return sorted(points, key=lambda p: p.sentences)
 
 
-@dataclass(frozen=True)
-class CalibrationSection:
-    """What the report shows of a calibration."""
-
-    lead: str
-    figure: Figure | None = None
-    head: tuple[str, ...] = ("sentences", "error rate", "95 % interval")
-    rows: tuple[tuple[object, ...], ...] = ()
-
-
-def calibration_section(calibration: Mapping[str, Any]) -> CalibrationSection:
+def calibration_section(calibration: Mapping[str, Any]) -> Measured:
     points = calibration_points(calibration)
     initial = calibration.get("initialised_from", calibration.get("began_as", MISSING))
     lead = (
@@ -176,14 +166,15 @@ def calibration_section(calibration: Mapping[str, Any]) -> CalibrationSection:
         f" from {initial}."
     )
     if not points:
-        return CalibrationSection(lead)
+        return Measured(lead)
     n_trials = counted(points[-1].n_trials, "sentence")
     caption = f"Measured on the {n_trials} after the calibration block; the band is the 95 % interval."
     rows = tuple(
         (p.sentences, percent(p.per), MISSING if p.low is None else f"{percent(p.low)} – {percent(p.high)}")
         for p in points
     )
-    return CalibrationSection(lead, make_figure(calibration_chart(points), caption=caption), rows=rows)
+    figure = make_figure(calibration_chart(points), caption=caption)
+    return Measured(lead, (figure,), ("sentences", "error rate", "95 % interval"), rows)
 
 
 def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:
@@ -197,7 +188,7 @@ def calibration_chart(points: Sequence[CalibrationPoint]) -> Any:
         tuple(p.high for p in points),
         0,
     )
-    lines = [Line("error rate", "blue", curve)]
+    lines = [Line("error rate", "blue", curve, dots=True)]
     title = "Error rate on the rest of the session"
     y = ValueAxis(percent=True)
-    return curves.line_chart(lines, y, title=title, label=label, x_title="calibration sentences", dots=True)
+    return curves.line_chart(lines, y, title=title, label=label, x_title="calibration sentences")

@@ -128,23 +128,15 @@ _CELL = 14
 _SATURATION = 0.25  # fraction of errors that is drawn in full colour
 _Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
 _Key = TypeVar("_Key")
+_ErrorTable = tuple[str, tuple[str, ...], list[tuple[str, tuple[object, ...]]]]  # title, head, rows (phoneme, cells)
 _ERROR_COLOURS = {"substituted": "orange", "deleted": "purple"}
-
-
-@dataclass(frozen=True)
-class ErrorTable:
-    """The most frequent errors of one kind; each row is (phoneme, cells)."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[object, ...]], ...]
 
 
 @dataclass(frozen=True)
 class ConfusionsSection:
     matrix: Figure
     rates: Figure | None
-    tables: tuple[ErrorTable, ...]
+    tables: tuple[_ErrorTable, ...]
 
 
 def confusions_section(data: RunData) -> ConfusionsSection | None:
@@ -164,7 +156,8 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
         return None
     caption = (
         f"Rows: reference {unit}s; columns: decoded {unit}s; each row sums to 100 %. The row “inserted” shows decoded"
-        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded."
+        f" {unit}s without a reference, the column “deleted” reference {unit}s that were not decoded. The colour of"
+        " confusions follows the square root of their share, so that rare ones are visible."
     )
     if n_unknown := counts.total() - known.total():
         caption += f" Not shown: {counted(n_unknown, 'token')} outside the alphabet."
@@ -223,13 +216,13 @@ def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | N
         return None
     chart = plots.bar_chart(
         rows,
-        title=f"Errors by reference {unit}",
+        title=f"Errors by reference {unit}, share of its references",
         label=f"Fraction of each {unit} that was substituted or deleted",
         key="phoneme",
         kinds=_ERROR_COLOURS,
     )
     legend = [LegendEntry(kind, colour, "box", kind) for kind, colour in _ERROR_COLOURS.items()]
-    return make_figure(chart, legend=legend, full=True)
+    return make_figure(chart, legend=legend, full=True, wide=True)
 
 
 def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:
@@ -247,33 +240,33 @@ def _reference_totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
-def _most_frequent(counts: _Counts, unit: str) -> tuple[ErrorTable, ...]:
+def _most_frequent(counts: _Counts, unit: str) -> tuple[_ErrorTable, ...]:
     """The most frequent errors of each kind."""
     totals = _reference_totals(counts)
     substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
     deleted = {reference: n for (reference, hypothesis), n in counts.items() if hypothesis == DELETED}
     inserted = {hypothesis: n for (reference, hypothesis), n in counts.items() if reference == INSERTED}
-    tables = (
-        ErrorTable(
+    tables: tuple[_ErrorTable, ...] = (
+        (
             "Most frequent substitutions",
             ("reference as decoded", "count", "of reference"),
-            tuple(
+            [
                 (a, (f"{with_example(a)} as {with_example(b)}", n, percent(n / totals[a])))
                 for (a, b), n in _largest(substituted, 10)
-            ),
+            ],
         ),
-        ErrorTable(
+        (
             "Most frequent deletions",
             (unit, "count", "of reference"),
-            tuple((a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)),
+            [(a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)],
         ),
-        ErrorTable(
+        (
             "Most frequent insertions",
             (unit, "count"),
-            tuple((a, (with_example(a), n)) for a, n in _largest(inserted, 5)),
+            [(a, (with_example(a), n)) for a, n in _largest(inserted, 5)],
         ),
     )
-    return tuple(table for table in tables if table.rows)
+    return tuple(table for table in tables if table[2])
 
 
 def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:

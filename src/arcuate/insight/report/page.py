@@ -1,13 +1,13 @@
 """`write_report`: the result in one sentence, the main figures as tiles, then the sections in reading order."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from arcuate.config import to_tree
+from arcuate.config import value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import (
     MISSING,
@@ -21,7 +21,7 @@ from arcuate.evaluation.charts.formats import (
     percent,
     split_name,
 )
-from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.experiments.recipe import diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.files import read_jsonl, write_text
 from arcuate.insight.published import published_results
 from arcuate.insight.render import render
@@ -33,16 +33,6 @@ from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_figures
 from arcuate.progress import counted
 from arcuate.run import Run, open_run
-from arcuate.training.config import DESCRIPTIVE_KEYS
-
-
-class Bold(str):
-    """A part of a sentence in bold type."""
-
-    __slots__ = ()
-
-
-Sentence = list[str]
 
 
 @dataclass(frozen=True)
@@ -80,26 +70,20 @@ def write_report(run: Run | str | Path, split: str | None = None) -> Path:
 def report_page(data: RunData) -> str:
     version = data.environment.get("arcuate")
     calibration, results = read_calibration(data.run), data.results
-    words = sentences_section(data) if data.words is not None else None
-    confidence, robustness = confidence_section(data), robustness_section(data)
-    published = _published(data)
     tiles = _rate_tile(data), _word_tile(data), _speed_tile(data), _steps_tile(data), _size_tile(data), _time_tile(data)
     return render(
         "report.html",
-        title=f"{data.run.name} · arcuate report",
+        heading=data.run.name,
+        kind="run report",
         simulated=data.simulated,
-        name=data.run.name,
         version=version,
-        lead=[(part, isinstance(part, Bold)) for part in _lead(data)],
+        lead=_lead(data),
         notice=_selection_notice(data),
         tiles=[tile for tile in tiles if tile],
         error_kinds=_error_kinds(data),
         n_phonemes=_n_phonemes(data),
         unit=data.unit,
         boundary="silence" if data.unit == "phoneme" else "word boundaries",
-        sections=list(
-            _sections(data, calibration is not None, data.words is not None, published, confidence, robustness)
-        ),
         calibration=calibration_section(calibration) if calibration is not None else None,
         curves=learning_curves(data),
         incidents=_incidents(data),
@@ -111,39 +95,14 @@ def report_page(data: RunData) -> str:
         trials=trial_figures(data),
         examples_problem=results.examples_problem if results else None,
         decodings=decodings_section(data),
-        words=words,
-        published=published,
-        confidence=confidence,
-        robustness=robustness,
+        decoded=data.words is not None,
+        words=sentences_section(data),
+        published=_published(data),
+        confidence=confidence_section(data),
+        robustness=robustness_section(data),
         recipe=recipe_section(data),
         environment=environment_section(data),
     )
-
-
-def _sections(
-    data: RunData, calibrated: bool, decoded: bool, published: object, confidence: object, robustness: object
-) -> Iterator[tuple[str, str]]:
-    """Anchors and titles of the sections."""
-    if calibrated:
-        yield "calibration", "Calibration"
-    yield "learning", "Learning curves"
-    if data.results is None:
-        yield "results", "Results"
-    else:
-        yield "sessions", "Error rate by session"
-        yield "confusions", f"{data.unit.capitalize()} confusions"
-        yield "trial", "Example trial"
-        yield "decodings", "Example decodings"
-    if decoded:
-        yield "sentences", "Decoded sentences"
-    if published:
-        yield "published", "Published results"
-    if confidence:
-        yield "confidence", "Confidence"
-    if robustness:
-        yield "robustness", "Robustness"
-    yield "recipe", "Recipe"
-    yield "environment", "Data and machine"
 
 
 def _published(data: RunData) -> list[tuple[str, ...]]:
@@ -175,8 +134,8 @@ def _incidents(data: RunData, n_shown: int = 12) -> list[str]:
 _ERROR_KINDS = (("sub", "substitutions"), ("ins", "insertions"), ("del", "deletions"))
 
 
-def _lead(data: RunData) -> Sentence:
-    """What was measured and on which trials, in one sentence."""
+def _lead(data: RunData) -> str:
+    """What was measured and on which trials, in one sentence; figures between `**` are bold."""
     results = data.results
     if results is None:
         return _calibrated_lead(read_calibration(data.run), data.rate_name) or _unevaluated_lead(data)
@@ -184,31 +143,23 @@ def _lead(data: RunData) -> Sentence:
     if n_sessions := len({d.session for d in results.decodings}):
         trials += f" of {counted(n_sessions, 'session')}"
     if results.rate is None:
-        return [f"{trials} decoded. The trials have no labels, so the error rate is unknown."]
+        return f"{trials} decoded. The trials have no labels, so the error rate is unknown."
     n_scored = finite_int(results.summary.get("n_scored"))
     if n_scored is not None and n_scored < results.n_trials:
         trials += f" ({n_scored:,} with labels)"
     step = finite_int(results.summary.get("step"))
     checkpoint = f", checkpoint of step {step:,}" if step is not None else ""
-    return [
-        f"{data.rate_name} ",
-        Bold(percent(results.rate)),
-        f"{confidence_text(results.interval)} on {trials}{checkpoint}{_decoding_text(results.summary)}.",
-        *_word_lead(data),
-    ]
+    rate = f"{data.rate_name} **{percent(results.rate)}**{confidence_text(results.interval)}"
+    return f"{rate} on {trials}{checkpoint}{_decoding_text(results.summary)}.{_word_lead(data)}"
 
 
-def _word_lead(data: RunData) -> Sentence:
+def _word_lead(data: RunData) -> str:
     """The word error rate in a second sentence, if the same split was decoded to words."""
     words = data.words
     if words is None or words.rate is None:
-        return []
+        return ""
     lm = f" with the language model {words.summary['lm']}" if isinstance(words.summary.get("lm"), str) else ""
-    return [
-        " Word error rate ",
-        Bold(percent(words.rate)),
-        f"{confidence_text(words.interval)}{lm}.",
-    ]
+    return f" Word error rate **{percent(words.rate)}**{confidence_text(words.interval)}{lm}."
 
 
 def _decoding_text(summary: Mapping[str, Any]) -> str:
@@ -224,27 +175,26 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
-def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> Sentence:
+def _calibrated_lead(calibration: Mapping[str, Any] | None, rate_name: str) -> str:
     """The lead of a run that was calibrated but not evaluated; empty without a calibration curve."""
     points = calibration_points(calibration) if calibration else []
     if calibration is None or not points:
-        return []
+        return ""
     first, last = points[0], points[-1]
     before = f"; {percent(first.per)} without" if first.sentences == 0 and len(points) > 1 else ""
     trials = f"{counted(last.n_trials, 'sentence')} of {calibration.get('session', MISSING)}"
     after = f"after calibration with {counted(last.sentences, 'sentence')}{before}"
-    bounds = confidence_text((last.low, last.high))
-    return [f"{rate_name} ", Bold(percent(last.per)), f"{bounds} on {trials}, {after}."]
+    return f"{rate_name} **{percent(last.per)}**{confidence_text((last.low, last.high))} on {trials}, {after}."
 
 
-def _unevaluated_lead(data: RunData) -> Sentence:
+def _unevaluated_lead(data: RunData) -> str:
     step, planned, best = data.last_step, finite_int(data.setting("train.steps")), data.best
     if step is None:
-        return ["The log is still empty. Not evaluated yet."]
+        return "The log is still empty. Not evaluated yet."
     done = f"Trained for {step:,}" + (f" of {planned:,}" if planned else "") + " steps"
     if best:
         done += f"; best {split_name(best[0])} error rate in the log {percent(best[2])}, at step {best[1]:,}"
-    return [f"{done}. Not evaluated yet."]
+    return f"{done}. Not evaluated yet."
 
 
 def _selection_notice(data: RunData) -> str | None:
@@ -279,8 +229,8 @@ def _word_tile(data: RunData) -> Tile | None:
     """WER of the decoded words, or the one in the log at the best validation."""
     words = data.words
     if words and words.rate is not None:
-        bounds = [interval(words.interval)] if words.interval else []
-        return Tile("Word error rate", percent(words.rate), (*bounds, split_name(words.split)))
+        remarks = (interval(words.interval), "95\u202f% interval") if words.interval else (split_name(words.split),)
+        return Tile("Word error rate", percent(words.rate), remarks)
     rates = [
         (wer, row["step"], split)
         for split, rows in data.validation.items()
@@ -358,56 +308,29 @@ def _error_kinds(data: RunData) -> list[ErrorKind]:
 
 # How the run was made: recipe, command, data and machine.
 
-_TITLES = {
-    "augment": "Augmentation",
-    "ema": "EMA",
-    "schedule": "Learning rate",
-    "session_schedule": "Learning rate of session layers",
-    "swa": "SWA",
-    "track": "Tracking",
-    "train": "Training",
-    "validate": "Validation",
-}
-_MAX_SETTINGS = 400
-_Card = tuple[str, Sequence[tuple[str, str]]]  # title, settings
-
 
 @dataclass(frozen=True)
 class RecipeSection:
-    """The settings by component, the differences from the packaged recipe, and the complete YAML."""
+    """The recipe as YAML, and its differences from the packaged recipe that it is or extends."""
 
     text: str
     remarks: tuple[str, ...]
-    cards: tuple[_Card, ...]
-    base: str | None  # the packaged recipe that this one is or extends
-    changes: tuple[tuple[str, str, str], ...] = ()
+    base: str | None  # the packaged recipe
+    changes: tuple[tuple[str, str, str], ...]
 
 
 def recipe_section(data: RunData) -> RecipeSection | None:
     if not data.recipe_text:
         return None
     recipe = data.recipe
-    remarks = [recipe[key] for key in ("summary", "purpose", "notes") if isinstance(recipe.get(key), str)]
-    cards = tuple(
-        (_TITLES.get(key, key.replace("_", " ").capitalize()), tuple(_settings(value)))
-        for key, value in list(recipe.items())[:40]
-        if isinstance(value, Mapping)
-    )
-    return RecipeSection(data.recipe_text, tuple(filter(None, remarks)), cards, *_differences(recipe))
-
-
-def _settings(tree: Any) -> Iterator[tuple[str, str]]:
-    for path, value in islice(_flatten(tree), _MAX_SETTINGS):
-        yield path.replace(".", " · ").replace("_", " "), _value_text(value)
-
-
-def _flatten(tree: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted paths and their values."""
-    if not isinstance(tree, Mapping) or depth > 8:
-        yield prefix, tree
-        return
-    for key, value in tree.items():
-        yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key), depth + 1)
+    remarks = tuple(recipe[key] for key in ("summary", "purpose", "notes") if isinstance(recipe.get(key), str))
+    base = next((str(recipe[key]) for key in ("name", "extends") if recipe.get(key) in recipe_names()), None)
+    try:
+        changes = diff_recipes(load_recipe(base), run_recipe(data.run)) if base else []
+    except UserError:  # a damaged recipe
+        base, changes = None, []
+    shown = tuple((c.path, value_text(c.before), value_text(c.after)) for c in changes)
+    return RecipeSection(data.recipe_text, tuple(filter(None, remarks)), base, shown)
 
 
 def _value_text(value: Any, depth: int = 0) -> str:
@@ -427,29 +350,11 @@ def _value_text(value: Any, depth: int = 0) -> str:
     return str(value)[:300]
 
 
-def _differences(recipe: Mapping[str, Any]) -> tuple[str | None, tuple[tuple[str, str, str], ...]]:
-    """The packaged recipe that this one is or extends, and the settings that differ from it."""
-    base = next((str(recipe[k]) for k in ("name", "extends") if recipe.get(k) in recipe_names()), None)
-    if base is None:
-        return None, ()
-    try:
-        packaged = dict(_flatten(to_tree(load_recipe(base))))
-    except UserError:
-        return None, ()
-    own = dict(islice(_flatten(recipe), _MAX_SETTINGS))
-    changes = [
-        (path, _value_text(packaged.get(path)), _value_text(own.get(path)))
-        for path in sorted({*packaged, *own})
-        if packaged.get(path) != own.get(path) and path.split(".")[0] not in DESCRIPTIVE_KEYS
-    ]
-    return base, tuple(changes[:_MAX_SETTINGS])
-
-
 @dataclass(frozen=True)
 class EnvironmentSection:
     """Data, versions and machine, and the command that started the run."""
 
-    cards: tuple[_Card, ...]
+    cards: tuple[tuple[str, Sequence[tuple[str, str]]], ...]  # title, facts
     command: str
 
 
@@ -474,4 +379,6 @@ def environment_section(data: RunData) -> EnvironmentSection | None:
     machine = [(str(k).replace("_", " "), _value_text(v)) for k, v in environment.items() if k not in shown]
     words = environment.get("command")
     command = " ".join(str(w) for w in words) if isinstance(words, list) else str(words or "")
-    return EnvironmentSection((("Data", store), ("Run", model), ("Machine", machine[:30])), command[:4000])
+    groups = ("Data", store), ("Run", model), ("Machine", machine[:30])
+    cards = tuple((title, [row for row in rows if row[1] != MISSING]) for title, rows in groups)
+    return EnvironmentSection(cards, command[:4000])

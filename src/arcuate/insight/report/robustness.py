@@ -1,29 +1,20 @@
 """Robustness in the report: error rate by severity of corrupted input, and by kind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
 from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
 from arcuate.files import read_json
 from arcuate.insight.overlay import line_figure
-from arcuate.insight.render import Figure
+from arcuate.insight.render import Measured
 from arcuate.insight.report.run_data import RunData
 
 _SHOWN = (("undefended", "orange"), ("all defences", "blue"))
 _DESCRIBED = {"undefended": "undefended", "all defences": "with all defences"}
 
 
-@dataclass(frozen=True)
-class RobustnessSection:
-    lead: str
-    figure: Figure
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def robustness_section(data: RunData) -> RobustnessSection | None:
+def robustness_section(data: RunData) -> Measured | None:
     """The latest `bench robustness` on the split of the results; None if there is none."""
     file = data.run.measurement_file("robustness", data.results.split if data.results else "val")
     found = read_json(file) if file.is_file() else None
@@ -38,13 +29,14 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
     lead = (
         f"Mean corruption error over {len(kinds)} kinds of corrupted input: {means}; {percent(clean)} on clean input."
     )
-    lines = [Line(name, colour, Curve.through(rates)) for name, colour, rates in sets]
+    lines = [Line(name, colour, Curve.through(rates), dots=True) for name, colour, rates in sets]
     label = "; ".join(f"{name} from {rates[0][1]:.1%} to {rates[-1][1]:.1%}" for name, _, rates in sets)
     n_trials = finite_int(found.get("n_trials"))
     caption = None if n_trials is None else f"Mean over the kinds, on {n_trials:,} trials."
     rows = tuple(
         (str(kind.get("name")), *(percent(_mean(kind["per"].get(name))) for name, _, _ in sets)) for kind in kinds
     )
+    head = f"mean {data.short_rate_name} by kind"
     figure = line_figure(
         lines,
         ValueAxis(percent=True),
@@ -52,9 +44,8 @@ def robustness_section(data: RunData) -> RobustnessSection | None:
         title=f"{data.short_rate_name} by severity",
         label=label,
         x_title="severity, 0 = clean",
-        dots=True,
     )
-    return RobustnessSection(lead, figure, ("corruption", *(name for name, _, _ in sets)), rows)
+    return Measured(lead, (figure,), (head, *(name for name, _, _ in sets)), rows)
 
 
 def _numbers(values: Any) -> list[float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,9 +49,28 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Results:
+class Summarised:
+    """Results of one split with their summary, which has an error rate and its interval."""
+
+    rate_key: ClassVar[str]
+
     split: str
     summary: Mapping[str, Any]
+
+    @property
+    def rate(self) -> float | None:
+        return finite_number(self.summary.get(self.rate_key))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        low, high = (finite_number(self.summary.get(f"{self.rate_key}_{end}")) for end in ("low", "high"))
+        return (low, high) if low is not None and high is not None else None
+
+
+@dataclass(frozen=True)
+class Results(Summarised):
+    rate_key = "per"
+
     decodings: tuple[Decoding, ...]
     examples: tuple[Example, ...]
     examples_problem: str | None = None
@@ -59,15 +78,6 @@ class Results:
     @property
     def total(self) -> Score:
         return total(d.score for d in self.decodings if d.score)
-
-    @property
-    def rate(self) -> float | None:
-        return finite_number(self.summary.get("per"))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        low, high = finite_number(self.summary.get("per_low")), finite_number(self.summary.get("per_high"))
-        return (low, high) if low is not None and high is not None else None
 
     @property
     def n_trials(self) -> int:
@@ -89,21 +99,12 @@ class DecodedText:
 
 
 @dataclass(frozen=True)
-class WordResults:
+class WordResults(Summarised):
     """The decoding to words of one split."""
 
-    split: str
-    summary: Mapping[str, Any]
+    rate_key = "wer"
+
     texts: tuple[DecodedText, ...]
-
-    @property
-    def rate(self) -> float | None:
-        return finite_number(self.summary.get("wer"))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        low, high = finite_number(self.summary.get("wer_low")), finite_number(self.summary.get("wer_high"))
-        return (low, high) if low is not None and high is not None else None
 
 
 @dataclass(frozen=True)

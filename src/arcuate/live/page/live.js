@@ -11,6 +11,8 @@ const make = (tag, cls, text) => {
 const WINDOW = 500; // bins on screen: 10 s
 const HISTORY = 200; // sentences that can be scrolled back to
 const SPEEDS = [1, 2, 4, 8];
+const RASTER_SD = 3.5; // standard deviations above the mean of a channel that are drawn in full colour
+const GREY_PER_SD = 28, GREY_MEAN = 128; // bytes of the raster, as in images.py
 const token = new URLSearchParams(location.search).get("token");
 const suffix = token ? `?token=${encodeURIComponent(token)}` : "";
 
@@ -132,6 +134,7 @@ function moveToHistory() { // moves the last sentence
 let followsEnd = true; // else someone is reading further up
 function showEndOfHistory() {
   const list = byId("history");
+  list.classList.toggle("long", list.scrollHeight > list.clientHeight);
   if (followsEnd) list.scrollTop = list.scrollHeight;
 }
 byId("history").addEventListener("scroll", ({ target: list }) => {
@@ -290,7 +293,10 @@ function buildPanels() {
   byId("rasters").replaceChildren();
   info.features.forEach((feature, k) => {
     const panel = make("figure", "panel raster"), caption = make("figcaption");
-    caption.append(make("b", "", feature.name), make("span", "", "one row per electrode, by array"));
+    const colour = k ? "orange" : "blue", scale = make("span", "scale"), bar = make("i");
+    bar.style.setProperty("--c", `var(--${colour})`);
+    scale.append("mean ", bar, ` ${RASTER_SD} SD above`);
+    caption.append(make("b", "", feature.name), make("span", "", "one row per electrode, by array"), scale);
     const plot = make("div", "plot"), labels = make("div", "labels"), canvas = make("canvas");
     for (const array of feature.arrays) labels.append(make("span", "", array.name));
     plot.append(labels, canvas);
@@ -299,7 +305,7 @@ function buildPanels() {
     const first = feature.arrays[0].first;
     const n = feature.arrays.reduce((sum, array) => sum + array.n, 0);
     const edges = feature.arrays.slice(1).map((array) => (array.first - first) / n);
-    rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, k ? "orange" : "blue", edges) });
+    rasters.push({ first, n, scroll: new Scroll(canvas, WINDOW, n, colour, edges) });
   });
   buildPhonemes();
   byId("frame-ms").textContent = info.frame_ms;
@@ -333,7 +339,7 @@ function receiveImage(buffer) {
   if (kind === 1) {
     for (const { first, n, scroll } of rasters)
       for (let i = 0; i < rows; i++)
-        scroll.put(at + i, data.subarray(i * columns + first, i * columns + first + n), (v) => (v - 128) / 100);
+        scroll.put(at + i, data.subarray(i * columns + first, i * columns + first + n), (v) => (v - GREY_MEAN) / (GREY_PER_SD * RASTER_SD));
   } else if (kind === 2 && phonemes) {
     const wide = info.frame_ms / 20;
     for (let i = 0; i < rows; i++) {

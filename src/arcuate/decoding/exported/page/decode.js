@@ -118,6 +118,7 @@ async function main() {
     `${model.n_channels} channels, session ${model.session}, ${model.precision},` +
     ` delay ${model.delay_ms} ms, a frame every ${20 * model.stride} ms`;
   for (const [i, trial] of model.trials.entries()) byId("trial").add(new Option(trial.id, String(i)));
+  byId("simulated").hidden = !model.trials.some((trial) => trial.simulated);
   const start = byId("start");
   start.addEventListener("click", async () => {
     start.disabled = true;
