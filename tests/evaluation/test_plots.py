@@ -41,6 +41,7 @@ def test_runs_diagnoses_and_comparisons_are_plotted(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a", per=0.3), make_run(tmp_path / "b", ["schedule.peak_lr=0.001"], per=0.2, seed=1)
     svg = draw(plot_curves(a))
     assert "PER on validation" in svg and "Training loss" in svg
+    assert all(f">{name}</text>" in draw(plot_curves(a, b)) for name in "ab")  # the legend
     assert "best 30.2" in draw(diagnose(a.path).plot())
     assert "Difference from a" in draw(compare(a, b).plot())
 

@@ -204,6 +204,14 @@ def test_a_replay_is_normalised_as_the_bins_of_a_rig(parts: dict[str, Path]) -> 
     assert np.abs(decoded[1] - decoded[2]).max() > 1e-3
 
 
+@pytest.mark.parametrize("option", ["stored_statistics", "continuous"])
+def test_options_of_a_replay_are_refused_for_a_rig(parts: dict[str, Path], option: str) -> None:
+    from arcuate.live.serve import prepare_server
+
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} applies to stored trials"):
+        prepare_server(parts["model"], source="socket", port=0, **{option: True})
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys; sys.argv = ['arcuate', 'live', '--help']\nfrom arcuate.cli import main\ntry: main()\n"
     code += "except SystemExit: print('torch' in sys.modules, 'fastapi' in sys.modules)"

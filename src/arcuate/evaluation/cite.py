@@ -7,7 +7,10 @@ from typing import Any
 from arcuate.run import Run, RunLike, open_run
 from arcuate.training.config import read_config
 
-_SOFTWARE = "Arcuate, version {version}: intracortical recordings of attempted speech to text."
+_SOFTWARE = (
+    "The Arcuate developers. Arcuate: intracortical recordings of attempted speech to text, version {version}."
+    " https://github.com/arcuate-bci/arcuate"
+)
 _DATA = {
     "b2t25": (
         "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."

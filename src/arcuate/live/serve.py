@@ -133,6 +133,9 @@ def prepare_server(
     data, session = options.get("data"), options.get("session")
     options["adapt"] = optional_adaptation(options.get("adapt"), options.pop("adapt_settings", None))
     _check_source(source, "lm" in options and options["lm"] is None, options["adapt"] is not None, options.get("head"))
+    for option, is_set in (("--stored-statistics", stored_statistics), ("--continuous", continuous)):
+        if is_set and source != "replay":
+            raise UserError(f"{option} applies to stored trials; remove it, or use --source replay")
     if source == "redis-logits":
         options["head"] = "ctc"
     _check_recording(folder, record_session)

@@ -169,7 +169,7 @@ def line_chart(
     drawn: list[Chart] = []
     if with_band:
         drawn.append(base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q"))
-    dashes = alt.StrokeDash("series:N", legend=None).scale(
+    dashes = alt.StrokeDash("series:N").scale(
         domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
     )
     zoom = alt.selection_interval(
