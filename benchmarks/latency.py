@@ -242,7 +242,9 @@ def draw(rows: Sequence[Row]) -> str:
     ]
     chart = alt.layer(
         limit.mark_rule(strokeDash=[4, 3], color=colour("quiet")).encode(y=y),
-        limit.mark_text(align="left", dx=6, dy=12, color=colour("quiet")).encode(y=y, text="text:N", x=alt.value(0)),
+        limit.mark_text(align="right", dx=-6, dy=12, color=colour("quiet")).encode(
+            y=y, text="text:N", x=alt.value("width")
+        ),
         base.mark_line(strokeWidth=2).encode(y=y),
         base.mark_rule(strokeWidth=2, opacity=0.45).encode(y=alt.Y("low:Q").scale(y_scale), y2="high:Q"),
         base.mark_point(size=60, filled=True, opacity=1).encode(y=y, shape="by:N"),
