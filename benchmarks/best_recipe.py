@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 
@@ -34,6 +35,7 @@ from arcuate.data.batching import PlannedBatches, make_plan
 from arcuate.data.prepare import prepare_store
 from arcuate.data.selection import select
 from arcuate.data.simulation import simulate
+from arcuate.data.simulation.layouts import FOLDERS
 from arcuate.data.store import Store
 from arcuate.decoding.heads import Head
 from arcuate.evaluation.significance import Arm as Errors
@@ -65,6 +67,7 @@ class Arm:
     teacher: tuple[str, ...] | None = None  # changes of a teacher's recipe, which is trained first
     teacher_share: float = 0.4  # of the budget
     pretrain_share: float = 0.0  # of the budget, on masked bins of all trials, without labels
+    further_sessions: int = 0  # of the same participant, without labels: pretraining uses them too
     last_stage: tuple[float, str, str] | None = None  # share of the budget, a further loss, and the weights of all
     head: Head = "ctc"
 
@@ -72,6 +75,7 @@ class Arm:
 PATCH = "front_end.patch={bins: %d, stride: %d, dilation: %d}"
 CHEAP = ("data.batching.batch_size=8", PATCH % (16, 6, 3), "schedule.peak_lr=0.004")
 MASKS = "augment.time_masks={n_masks: %d, fixed_count: true, max_fraction: %g}"
+MASKS_OF_BINS = "augment.time_masks={n_masks: %d, fixed_count: true, max_bins: %d}"
 CR = "loss.consistency.weight=%g"
 PRETRAINING = (
     *("reconstruction.enabled=true", "loss.ctc.weight=0", "data.unlabelled=true"),
@@ -166,6 +170,12 @@ ARMS: dict[str, Arm] = {
         (*BEST, "loss.distillation.delay=2"), teacher=(*BEST, "encoder.bidirectional=true")
     ),
     "best, pretrained": Arm(BEST, pretrain_share=0.2),
+    # Pretraining with further sessions, and time masks by number and by share.
+    "best, pretrained, 5 further sessions": Arm(BEST, pretrain_share=0.2, further_sessions=5),
+    "best, masks 1 x 10 bins": Arm((*BEST, MASKS_OF_BINS % (1, 10))),
+    "best, masks 4 x 10 bins": Arm((*BEST, MASKS_OF_BINS % (4, 10))),
+    "best, masks 2 x 2 %": Arm((*BEST, MASKS % (2, 0.02))),
+    "best, masks 4 x 5 %": Arm((*BEST, MASKS % (4, 0.05))),
 }
 
 
@@ -187,7 +197,9 @@ def main() -> None:
         store = make_cohort(args.out, args.cohort)
         for seed in range(args.seeds):
             for name in names:
-                run_arm(args.out, args.cohort, store, name, seed, args.budget)
+                further = ARMS[name].further_sessions
+                own_store = make_cohort(args.out, args.cohort, further) if further else store
+                run_arm(args.out, args.cohort, own_store, name, seed, args.budget)
     rows = read_results(args.out)
     for cohort in COHORTS:
         for budget in sorted({row["budget"] for row in rows}):
@@ -195,14 +207,29 @@ def main() -> None:
                 print(table(own, f"{cohort}, CPU time of {budget} steps of tiny"))
 
 
-def make_cohort(out: Path, name: str) -> Path:
-    store = out / name / "store"
-    if not (out / name / "complete").exists():
-        shutil.rmtree(out / name, ignore_errors=True)
-        simulate(out / name / "source", **COHORTS[name])
-        prepare_store(out / name / "source", store)
-        (out / name / "complete").touch()
-    return store
+def make_cohort(out: Path, name: str, further_sessions: int = 0) -> Path:
+    """The store of a cohort, simulated at the first call; its trials do not depend on `further_sessions`."""
+    folder = out / (f"{name}-{further_sessions}-further" if further_sessions else name)
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        n_sessions = COHORTS[name]["n_sessions"]
+        cohort = simulate(folder / "source", **{**COHORTS[name], "n_sessions": n_sessions + further_sessions})
+        for session in cohort.sessions[n_sessions:]:
+            remove_labels(folder / "source" / FOLDERS["b2t25"] / session)
+        prepare_store(folder / "source", folder / "store")
+        (folder / "complete").touch()
+    return folder / "store"
+
+
+def remove_labels(session: Path) -> None:
+    """Delete the labels of all trials of a session, as the test files of the release have none."""
+    for path in session.glob("*.hdf5"):
+        with h5py.File(path, "r+") as file:
+            for trial in file.values():
+                for name in ("seq_class_ids", "transcription"):
+                    trial.pop(name, None)
+                for name in ("seq_len", "sentence_label"):
+                    trial.attrs.pop(name, None)
 
 
 def read_results(out: Path) -> list[dict[str, Any]]:
@@ -317,7 +344,10 @@ def train_one(
         f"data.seed={seed}",
         "runtime.threads=1",
     ]
-    return train(recipe, store, run, overrides=settings, parent=parent).n_parameters
+    result = train(recipe, store, run, overrides=settings, parent=parent)
+    if result.interrupted:
+        sys.exit("stopped by request; the next call repeats this training")
+    return result.n_parameters
 
 
 def score(run: Path, data: Path, head: Head) -> tuple[list[int], list[int]]:

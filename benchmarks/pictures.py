@@ -2,8 +2,9 @@
 
 python benchmarks/pictures.py --run runs/demo --out docs/images
 
-report, trial and live need the demo run, guard, new-days and ablation the folders of their experiments (docs/log.md,
-docs/measurements.md); pictures whose folder is missing are left as they are. The others are made from simulated data.
+report, trial and live need the demo run, guard, new-days, ablation and latency the folders of their experiments
+(docs/log.md, docs/measurements.md); pictures whose folder is missing are left as they are. The others are made from
+simulated data.
 """
 
 import argparse
@@ -153,6 +154,12 @@ def ablation(_: Path, out: Path, folder: Path = Path("runs/ablation")) -> None:
     shutil.copyfile(folder / "effects.svg", out / "ablation.svg")
 
 
+def latency(_: Path, out: Path, folder: Path = Path("runs/latency")) -> None:
+    _require(folder / "results.jsonl")
+    experiment = import_module("latency")
+    (out / "latency.svg").write_text(experiment.draw(experiment.read_results(folder)), encoding="utf-8")
+
+
 def live(run: Path, out: Path) -> None:
     """The live page, light, dark and on a phone."""
     script = Path(__file__).with_name("live_pictures.py")
@@ -167,7 +174,7 @@ def _require(*files: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path, Path], None]] = {
     "report": report, "trial": trial, "drift": drift, "doctor": doctor, "board": board, "mode-ssm": mode_ssm,
-    "guard": guard, "new-days": new_days, "ablation": ablation, "live": live,
+    "guard": guard, "new-days": new_days, "ablation": ablation, "latency": latency, "live": live,
 }  # fmt: skip
 
 

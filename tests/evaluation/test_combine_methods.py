@@ -14,6 +14,7 @@ from arcuate.evaluation.candidates import (
     CandidateList,
     agreement_weights,
     attach_references,
+    confusion_network,
     expected_errors,
     mbr,
     merge_decoders,
@@ -75,6 +76,13 @@ def test_ties_in_words_are_broken_by_letters() -> None:
 @settings(max_examples=60, deadline=None)
 def test_rover_uses_only_words_of_the_candidates(candidates: list[str]) -> None:
     assert set(rover(candidates).split()) <= {word for text in candidates for word in text.split()}
+
+
+def test_confusion_network_counts_votes_in_every_slot() -> None:
+    slots = confusion_network(["a b c", "a b c", "a c", "a b d"], [2, 1, 1, 1])
+    shares = [{word: round(5 * vote, 6) for word, vote in slot.items()} for slot in slots]
+    assert shares == [{"a": 5}, {"b": 4, "": 1}, {"c": 4, "d": 1}]
+    assert confusion_network([]) == []
 
 
 def test_rover_can_join_parts_of_several_candidates() -> None:

@@ -10,6 +10,7 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.augmentation import augment, change_speed
 from arcuate.data.config import AugmentationConfig, DataConfig, TimeMasks
+from arcuate.data.readers.source import NO_LABEL
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -311,13 +312,19 @@ def test_pretraining_without_labels_starts_a_run(cohort_store: Path, tmp_path: P
 
 
 def test_unlabelled_trials_are_added_on_request(cohort_store: Path) -> None:
+    """Also those of train and val, which are flagged for their missing label; not those with other flags."""
     store = Store.open(cohort_store)
-    hidden = replace(store.trials[0], tokens=None, text=None)
-    store.trials = (hidden, *store.trials[1:])
-    chosen = [
-        select(store, DataConfig(unlabelled=unlabelled), Patch().count_frames).train for unlabelled in (False, True)
-    ]
-    assert [hidden.id in {t.id for t in trials} for trials in chosen] == [False, True]
+    test, flagged, damaged = (replace(t, tokens=None, text=None) for t in store.trials[:3])
+    flagged = replace(flagged, usable=False, flags=(NO_LABEL,))
+    damaged = replace(damaged, usable=False, flags=(NO_LABEL, "not finite"))
+    store.trials = (test, flagged, damaged, *store.trials[3:])
+    without, added = (
+        {t.id for t in select(store, DataConfig(unlabelled=unlabelled), Patch().count_frames).train}
+        for unlabelled in (False, True)
+    )
+    hidden = {t.id for t in store.trials if t.tokens is None}
+    assert not hidden & without
+    assert added == without | hidden - {damaged.id}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from arcuate.data.alphabet import min_frames
 from arcuate.data.config import DataConfig
+from arcuate.data.readers.source import NO_LABEL
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
@@ -39,7 +40,7 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
         if t.split == "train" and t.usable:
             (train if can_align(t.tokens or (), count_frames(t.n_bins)) else unaligned).append(t)
     if settings.unlabelled:
-        train += [t for t in store.trials if t.session in sessions and t.tokens is None and t.usable]
+        train += [t for t in store.trials if t.session in sessions and t.tokens is None and not {*t.flags} - {NO_LABEL}]
     if settings.dev_fraction == 0:
         validation = [t for t in labelled if t.split == "val"]
         return Selection(sessions, tuple(train), tuple(validation), "val", tuple(unaligned))

@@ -24,8 +24,8 @@ _MAX_CANDIDATES = 10_000  # per trial; computing expected errors takes the squar
 # candidate that is closer in letters is more often correct.
 LETTER_COST = 0.02
 _FIRST_CODE_POINT = 0x10000  # above the surrogates, so that every word can be one character
-_NO_WORD = ""  # the vote of a slot for no word
-_Slot = dict[str, float]  # word -> summed weight of its votes
+NO_WORD = ""  # the vote of a slot for no word
+Slot = dict[str, float]  # word -> summed weight of its votes
 
 
 @dataclass(frozen=True)
@@ -274,22 +274,28 @@ def rover(texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = N
 
     Unlike the original, the texts are aligned to the MBR text, which also wins ties.
     """
+    slots = confusion_network(texts, weights)
+    winners = [max(slot, key=lambda word: round(slot[word], 9)) for slot in slots]  # ties: first inserted
+    return " ".join(word for word in winners if word != NO_WORD)
+
+
+def confusion_network(texts: Sequence[str], weights: Sequence[float] | np.ndarray | None = None) -> list[Slot]:
+    """Slots of ROVER in order, each with the summed weights of its words; the MBR text comes first in every slot."""
     if not texts:
-        return ""
+        return []
     found = expected_errors(texts, np.ones(len(texts)) if weights is None else weights)
     backbone = found.best
     order = [backbone, *(i for i in range(len(found.texts)) if i != backbone)]
-    slots: list[_Slot] = []
+    slots: list[Slot] = []
     cast = 0.0  # weight of the votes so far
     for i in order:
         weight = float(found.weights[i])
         slots = _add_votes(slots, found.texts[i].split(), weight, cast)
         cast += weight
-    winners = [max(slot, key=lambda word: round(slot[word], 9)) for slot in slots]  # ties: first inserted
-    return " ".join(word for word in winners if word != _NO_WORD)
+    return slots
 
 
-def _add_votes(slots: list[_Slot], words: Sequence[str], weight: float, cast: float) -> list[_Slot]:
+def _add_votes(slots: list[Slot], words: Sequence[str], weight: float, cast: float) -> list[Slot]:
     """Align one text with the slots and add its votes; an inserted word opens a slot with `cast` votes for no word.
 
     cost[i, j] is the cheapest alignment of the first i slots and j words:
@@ -301,7 +307,7 @@ def _add_votes(slots: list[_Slot], words: Sequence[str], weight: float, cast: fl
     cost[0] = np.arange(m + 1)
     for i, slot in enumerate(slots, start=1):
         votes = sum(slot.values())
-        skip = 1 - slot.get(_NO_WORD, 0.0) / votes
+        skip = 1 - slot.get(NO_WORD, 0.0) / votes
         cost[i, 0] = cost[i - 1, 0] + skip
         for j, word in enumerate(words, start=1):
             match = 1 - slot.get(word, 0.0) / votes
@@ -309,27 +315,27 @@ def _add_votes(slots: list[_Slot], words: Sequence[str], weight: float, cast: fl
     return _trace_back(slots, words, weight, cast, cost)
 
 
-def _trace_back(slots: list[_Slot], words: Sequence[str], weight: float, cast: float, cost: np.ndarray) -> list[_Slot]:
+def _trace_back(slots: list[Slot], words: Sequence[str], weight: float, cast: float, cost: np.ndarray) -> list[Slot]:
     """Follow the cheapest alignment from its end and add the votes."""
     i, j = len(slots), len(words)
-    merged: list[_Slot] = []
+    merged: list[Slot] = []
     while i or j:
         slot = slots[i - 1] if i else {}
         votes = sum(slot.values()) or 1.0
         if i and j and np.isclose(cost[i, j], cost[i - 1, j - 1] + 1 - slot.get(words[j - 1], 0.0) / votes):
             merged.append(_with_vote(slot, words[j - 1], weight))
             i, j = i - 1, j - 1
-        elif i and np.isclose(cost[i, j], cost[i - 1, j] + 1 - slot.get(_NO_WORD, 0.0) / votes):
-            merged.append(_with_vote(slot, _NO_WORD, weight))
+        elif i and np.isclose(cost[i, j], cost[i - 1, j] + 1 - slot.get(NO_WORD, 0.0) / votes):
+            merged.append(_with_vote(slot, NO_WORD, weight))
             i -= 1
         else:
-            opened: _Slot = {_NO_WORD: cast} if cast else {}
+            opened: Slot = {NO_WORD: cast} if cast else {}
             merged.append(_with_vote(opened, words[j - 1], weight))
             j -= 1
     return merged[::-1]
 
 
-def _with_vote(slot: _Slot, word: str, weight: float) -> _Slot:
+def _with_vote(slot: Slot, word: str, weight: float) -> Slot:
     return {**slot, word: slot.get(word, 0.0) + weight}
 
 

@@ -20,6 +20,7 @@ from arcuate.data.alphabet import SILENCE
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
+    NO_LABEL,
     REPLACEMENT,
     FileSummary,
     Problem,
@@ -114,7 +115,7 @@ def _make_trial(file: SourceFile, number: int, bins: np.ndarray, text: str | Non
     if file.split == "test":
         text = None  # placeholder in the release
     elif not text:
-        problems.append(Problem("no label", None, "the trial has no sentence"))
+        problems.append(Problem(NO_LABEL, None, "the trial has no sentence"))
         text = None
     else:
         if n_replaced := text.count(REPLACEMENT):

@@ -17,6 +17,7 @@ from arcuate.data.readers.hdf5 import Budget, has_entry, open_dataset, open_grou
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
+    NO_LABEL,
     REPLACEMENT,
     FileSummary,
     Problem,
@@ -141,7 +142,7 @@ def _read_tokens(file: SourceFile, group: h5py.Group, problems: list[Problem]) -
     """The label at its true length; None if it is missing or invalid."""
     if not has_entry(group, "seq_class_ids"):
         if file.split != "test":
-            problems.append(Problem("no label", None, "the trial has no seq_class_ids"))
+            problems.append(Problem(NO_LABEL, None, "the trial has no seq_class_ids"))
         return None
     data = open_dataset(group, "seq_class_ids")
     if data.ndim != 1 or data.dtype.kind not in "iu" or data.shape[0] > _MAX_TOKENS:

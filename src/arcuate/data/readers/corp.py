@@ -23,6 +23,7 @@ from arcuate.data.readers.b2t24 import list_mat, load_mat
 from arcuate.data.readers.nwb import list_data_files, session_of_name
 from arcuate.data.readers.source import (
     MAX_VALUES,
+    NO_LABEL,
     FileSummary,
     Problem,
     ReadResult,
@@ -149,7 +150,7 @@ def _read_trial(file: SourceFile, number: int, bins: Any, sentence: Any, block: 
     text = None if cue is None else cue.replace(SPACE, " ").replace(FULL_STOP, ".").strip()
     tokens: np.ndarray | None = None
     if text is None:
-        problems.append(Problem("no label", None, "the trial has no sentence"))
+        problems.append(Problem(NO_LABEL, None, "the trial has no sentence"))
     else:
         characters, missing = text_to_characters(text, CHARACTERS)
         tokens = np.array(characters, np.int32)

@@ -37,6 +37,9 @@ class SourceFile:
         return f"{self.session}/{self.split}"
 
 
+NO_LABEL = "no label"  # reason of a `Problem`: a training or validation trial without a label
+
+
 @dataclass(frozen=True)
 class Problem:
     """A problem of one trial or file.
