@@ -183,7 +183,11 @@ ARMS: dict[str, Arm] = {
     "phases, session dropout 0": Arm((*PHASES, "front_end.session_layer.dropout=0.0")),
     "phases, no softsign": Arm((*PHASES, "front_end.session_layer.activation=none")),
     "phases, 192 x 2": Arm((*PHASES, "encoder.width=192", "encoder.depth=2", "encoder.n_heads=6")),
-    "phases, two layers": Arm((*PHASES, "encoder.depth=2")),
+    "phases, 96 x 4": Arm((*PHASES, "encoder.width=96", "encoder.depth=4")),
+    "phases, four layers": Arm((*PHASES, "encoder.depth=4")),
+    "phases, noise 0.3": Arm((*PHASES, "augment.white_noise_sd=0.3")),
+    "phases, noise 0.8": Arm((*PHASES, "augment.white_noise_sd=0.8")),
+    "phases, smoothing of 3 bins": Arm((*PHASES, "front_end.smoothing={sd: 3.0, taps: 13}")),
     "phases, lr 0.0056": Arm((*PHASES, "schedule.peak_lr=0.0056")),
     "phases, beta2 0.99": Arm((*PHASES, "optimizer.betas=[0.9, 0.99]")),
 }
