@@ -5,11 +5,12 @@ python benchmarks/best_recipe.py --out runs/best --cohort choose --seeds 1 --bud
 python benchmarks/best_recipe.py --out runs/best --cohort report --seeds 5 --arms tiny tiny-best
 python benchmarks/best_recipe.py --out runs/best --table
 
-Two simulated cohorts: settings are chosen on one (`choose`) and reported on another with another seed, difficulty and
-number of channels (`report`). The budget of a training is the CPU time that `tiny` needs for its own 600 steps, or for
-`--budget` steps. A step of every arm is timed beforehand, loading included, in CPU time of one thread and in turn with
-a step of `tiny`; an arm whose steps cost twice as much trains half as many, with a schedule of that length. Teachers
-and pretraining count. Every training is scored once, at its end, on all val and test trials.
+Simulated cohorts: settings are chosen on two (`choose`, `third`) and reported on another with another seed (`report`),
+which also differs from `choose` in difficulty and number of channels. The budget of a training is the CPU time that
+`tiny` needs for its own 600 steps, or for `--budget` steps. A step of every arm is timed beforehand, loading included,
+in CPU time of one thread and in turn with a step of `tiny`; an arm whose steps cost twice as much trains half as many,
+with a schedule of that length. Teachers and pretraining count. Every training is scored once, at its end, on all val
+and test trials.
 
 Each finished training adds a line to OUT/results.jsonl and is not repeated, so the command can be stopped at any time.
 Seeds are the outer loop. The table gives differences from `tiny` with 95 % intervals from the variances between trials
@@ -54,8 +55,9 @@ from arcuate.training.step import apply_update, compute_gradients, encode_for_tr
 COHORTS: dict[str, dict[str, Any]] = {
     "choose": {"n_sessions": 5, "n_trials": 200, "n_electrodes": 32, "difficulty": "real", "seed": 1001},
     "report": {"n_sessions": 4, "n_trials": 250, "n_electrodes": 48, "difficulty": "hard", "seed": 2002},
+    "third": {"n_sessions": 4, "n_trials": 250, "n_electrodes": 48, "difficulty": "hard", "seed": 3003},
 }
-N_TIMED = 12
+N_TIMED = 24
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ SSM = (
     "encoder={kind: ssm, width: 128, depth: 3, n_heads: 4, state_dim: 32, conv_kernel: 4, dropout: 0.1}",
 )
 BEST = (*CHEAP, *SSM, "optimizer.weight_decay.weights=0.1")
+NO_GATE = "front_end.channel_gate.enabled=false"
+PHASES = (*BEST, NO_GATE, "augment.random_cut=6")  # every phase of the frames, whose stride is 6 bins
+LINEAR = "schedule={kind: one_cycle, peak_lr: 0.004, pct_start: 0.06, anneal: linear}"
 
 ARMS: dict[str, Arm] = {
     "tiny": Arm(),
@@ -176,6 +181,25 @@ ARMS: dict[str, Arm] = {
     "best, masks 4 x 10 bins": Arm((*BEST, MASKS_OF_BINS % (4, 10))),
     "best, masks 2 x 2 %": Arm((*BEST, MASKS % (2, 0.02))),
     "best, masks 4 x 5 %": Arm((*BEST, MASKS % (4, 0.05))),
+    # Random cuts over a complete stride, without the channel gate; changes to both, and to what remains.
+    "best, cut 6": Arm((*BEST, "augment.random_cut=6")),
+    "best, cut 12": Arm((*BEST, "augment.random_cut=12")),
+    "best without gate": Arm((*BEST, NO_GATE)),
+    "phases": Arm(PHASES),
+    "phases, cut 12": Arm((*PHASES, "augment.random_cut=12")),
+    "phases, cut 12, without stem": Arm((*PHASES, "augment.random_cut=12", "front_end.stem.enabled=false")),
+    "phases, speed 10 %": Arm((*PHASES, "augment.speed_change=0.1")),
+    "phases, speed 10 %, ema 0.99, linear": Arm((*PHASES, "augment.speed_change=0.1", "ema.decay=0.99", LINEAR)),
+    "phases, session dropout 0": Arm((*PHASES, "front_end.session_layer.dropout=0.0")),
+    "phases, no softsign": Arm((*PHASES, "front_end.session_layer.activation=none")),
+    "phases, 192 x 2": Arm((*PHASES, "encoder.width=192", "encoder.depth=2", "encoder.n_heads=6")),
+    "phases, 96 x 4": Arm((*PHASES, "encoder.width=96", "encoder.depth=4")),
+    "phases, four layers": Arm((*PHASES, "encoder.depth=4")),
+    "phases, noise 0.3": Arm((*PHASES, "augment.white_noise_sd=0.3")),
+    "phases, noise 0.8": Arm((*PHASES, "augment.white_noise_sd=0.8")),
+    "phases, smoothing of 3 bins": Arm((*PHASES, "front_end.smoothing={sd: 3.0, taps: 13}")),
+    "phases, lr 0.0056": Arm((*PHASES, "schedule.peak_lr=0.0056")),
+    "phases, beta2 0.99": Arm((*PHASES, "optimizer.betas=[0.9, 0.99]")),
 }
 
 
@@ -292,7 +316,8 @@ def plan(out: Path, cohort: str, store: Path, name: str, work: Path, seed: int, 
 def step_cost(out: Path, cohort: str, store: Path, name: str, arm: Arm, more: Sequence[str] = ()) -> float:
     """CPU time of a step relative to a step of `tiny`; measured once and stored, so that all seeds train equally long.
 
-    Both take steps in turn, on the same batches, and the ratio is that of the medians.
+    Both take steps in turn, on the same trials. The result is the median of the ratios of neighbouring steps, which
+    depends less on the load of the machine than the ratio of the medians.
     """
     file = out / "costs.json"
     costs = read_json(file) if file.is_file() else {}
@@ -303,7 +328,8 @@ def step_cost(out: Path, cohort: str, store: Path, name: str, arm: Arm, more: Se
         steppers = [make_stepper(store, "tiny", ()), make_stepper(store, arm.recipe, (*arm.changes, *more))]
         seconds = [[step(i) for step in steppers] for i in range(N_TIMED + 2)][2:]
         own, other = (statistics.median(s[k] for s in seconds) for k in (1, 0))
-        write_json(file, {**costs, key: own / other, f"{key}, CPU s per step, and of tiny": [own, other]})
+        ratio = statistics.median(own / other for other, own in seconds)
+        write_json(file, {**costs, key: ratio, f"{key}, CPU s per step, and of tiny": [own, other]})
         costs = read_json(file)
     return float(costs[key])
 

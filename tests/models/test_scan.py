@@ -72,3 +72,11 @@ def test_depthwise_conv_equals_a_grouped_convolution(taps):
     expected = torch.conv1d(x.transpose(1, 2), weight.t()[:, None], bias, groups=3).transpose(1, 2)
     torch.testing.assert_close(depthwise_conv(x, weight, bias), expected)
     assert torch.autograd.gradcheck(depthwise_conv, [x, weight, bias])
+
+
+@pytest.mark.parametrize("every", [2, 3, 6, 20])
+def test_depthwise_conv_of_every_nth_bin_equals_the_sampled_complete_one(every):
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 12, 3), (4, 3), (3,)))
+    assert torch.equal(depthwise_conv(x, weight, bias, every), depthwise_conv(x, weight, bias)[:, ::every])
+    assert torch.autograd.gradcheck(lambda *inputs: depthwise_conv(*inputs, every), [x, weight, bias])

@@ -90,12 +90,14 @@ def _shifts(patch: Patch, n_frames: int, n_trials: int, n_channels: int) -> list
     return shifts
 
 
-def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor, every: int = 1) -> Tensor:
     """Depthwise convolution over time without padding. (B, T + K - 1, C), (K, C), (C,) -> (B, T, C)
 
     y[t, c] = bias[c] + sum over k of weight[k, c] * x[t + k, c]
+
+    Of the result only every `every`-th bin is computed, starting with the first.
     """
-    y: Tensor = _DepthwiseConv.apply(x, weight, bias)
+    y: Tensor = _DepthwiseConv.apply(x, weight, bias, every)
     return y
 
 
@@ -107,22 +109,24 @@ class _DepthwiseConv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, every: int) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.every = every  # type: ignore[attr-defined]
         n = x.shape[1] - weight.shape[0] + 1
-        y = torch.addcmul(bias, x[:, :n], weight[0])
+        y = torch.addcmul(bias, x[:, :n:every], weight[0])
         for k in range(1, weight.shape[0]):
-            y.addcmul_(x[:, k : k + n], weight[k])
+            y.addcmul_(x[:, k : k + n : every], weight[k])
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d: Tensor):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        n = d.shape[1]
+        n = x.shape[1] - weight.shape[0] + 1
         d_x = torch.zeros_like(x)
         d_weight = torch.empty_like(weight)
         for k in range(weight.shape[0]):
-            d_x[:, k : k + n].addcmul_(d, weight[k])
-            torch.sum(d * x[:, k : k + n], dim=(0, 1), out=d_weight[k])
-        return d_x, d_weight, d.sum((0, 1))
+            bins = slice(k, k + n, ctx.every)
+            d_x[:, bins].addcmul_(d, weight[k])
+            torch.sum(d * x[:, bins], dim=(0, 1), out=d_weight[k])
+        return d_x, d_weight, d.sum((0, 1)), None

@@ -90,7 +90,7 @@ class FrontEnd(nn.Module):
         if self.stem is None:
             return self._apply_custom(self.session_layer(smooth(bins, self.kernel, dilation), session))
         bins = self._apply_custom(self.session_layer(smooth(bins, self.kernel), session))
-        return self.sample(self.stem(bins, n_bins.clamp(min=self.settings.patch.bins)))
+        return self.stem(bins, n_bins.clamp(min=self.settings.patch.bins), dilation)
 
     def sample(self, bins: Tensor) -> Tensor:
         """The bins that the encoder receives; the first one starts a patch. (B, T, …) -> (B, T / dilation, …)"""
@@ -247,24 +247,27 @@ class _Stem(nn.Module):
                 bound = 1 / math.sqrt(conv.conv_kernel)
                 nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, bins: Tensor, n_bins: Tensor) -> Tensor:
-        """Complete padded trials. (B, T, C) -> (B, T, C)"""
+    def forward(self, bins: Tensor, n_bins: Tensor, every: int) -> Tensor:
+        """Complete padded trials; only every `every`-th bin is computed. (B, T, C) -> (B, T / every, C)"""
         if self.causal:
-            return self.step(bins, self.start(bins))[0]
+            return self.step(bins, self.start(bins), every)[0]
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
         bins = bins.masked_fill(is_padding[..., None], 0.0)
         if self.gate is not None:
             bins = self.gate(bins, bins.sum(1, keepdim=True) / n_bins[:, None, None])
         left = (self.kernel_size - 1) // 2
-        return self._convolve(F.pad(bins, (0, 0, left, self.kernel_size - 1 - left)), bins)
+        return self._convolve(F.pad(bins, (0, 0, left, self.kernel_size - 1 - left)), bins, every)
 
     def start(self, like: Tensor) -> _StemState:
         """State before the first bin; `like` (B, …) gives batch size, device and dtype."""
         zeros = like.new_zeros(len(like), self.kernel_size - 1, self.n_channels)
         return _StemState(like.new_zeros(len(like), 1, self.n_channels), 0, zeros)
 
-    def step(self, bins: Tensor, state: _StemState) -> tuple[Tensor, _StemState]:
-        """Next bins of a causal stream: the gate uses the running mean, the convolution past bins only."""
+    def step(self, bins: Tensor, state: _StemState, every: int = 1) -> tuple[Tensor, _StemState]:
+        """Next bins of a causal stream: the gate uses the running mean, the convolution past bins only.
+
+        Of the result only every `every`-th bin is computed, starting with the first.
+        """
         total, n_bins = state.total, state.n_bins + bins.shape[1]
         if self.gate is not None and bins.shape[1]:
             sums = bins.cumsum(1) + total
@@ -272,12 +275,13 @@ class _Stem(nn.Module):
             bins, total = self.gate(bins, sums / counts), sums[:, -1:]
         inputs = torch.cat([state.recent, bins], dim=1)
         recent = inputs[:, inputs.shape[1] - self.kernel_size + 1 :]
-        return self._convolve(inputs, bins), _StemState(total, n_bins, recent)
+        return self._convolve(inputs, bins, every), _StemState(total, n_bins, recent)
 
-    def _convolve(self, inputs: Tensor, bins: Tensor) -> Tensor:
+    def _convolve(self, inputs: Tensor, bins: Tensor, every: int) -> Tensor:
+        bins = bins[:, ::every]
         if self.weight is None or self.bias is None or not bins.shape[1]:
             return bins
-        return bins + F.relu(depthwise_conv(inputs, self.weight, self.bias))
+        return bins + F.relu(depthwise_conv(inputs, self.weight, self.bias, every))
 
 
 class _ChannelGate(nn.Module):
