@@ -84,11 +84,11 @@ def doctor(
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:
     colour = _COLOURS.get(diagnosis.primary, "red")
-    line = Text.assemble((diagnosis.primary, f"bold {colour}"), f"  {diagnosis.name}")
+    line = Text.assemble((diagnosis.primary.replace("_", " "), f"bold {colour}"), f"  {diagnosis.name}")
     if diagnosis.since:
         line.append(f"  {diagnosis.since}")
     if diagnosis.secondary:
-        line.append(f"  (also: {', '.join(diagnosis.secondary)})", "dim")
+        line.append(f"  (also: {', '.join(diagnosis.secondary).replace('_', ' ')})", "dim")
     if diagnosis.best_per is not None and diagnosis.best_step is not None:
         best, last = percent(diagnosis.best_per), percent(diagnosis.last_per)
         line.append(f"\n{diagnosis.error_name}: best {best} at {diagnosis.best_step:,}, last {last}")
@@ -114,5 +114,6 @@ def _print_runs(diagnosis: "Diagnosis") -> None:
     rows = []
     for run in diagnosis.runs:
         steps = [f"{step:,}" if step is not None else "–" for step in (run.best_step, run.last_step)]
-        rows.append((run.name, run.primary, percent(run.best_per), steps[0], percent(run.last_per), steps[1]))
+        verdict = run.primary.replace("_", " ")
+        rows.append((run.name, verdict, percent(run.best_per), steps[0], percent(run.last_per), steps[1]))
     print_table(("run", "verdict", *numbers), rows, right=numbers)

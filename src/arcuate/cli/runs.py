@@ -50,7 +50,7 @@ def runs(
 def _verdict(entry: "RunEntry") -> str:
     secondary = entry.diagnosis.secondary if entry.diagnosis else ()
     also = f" ({', '.join(secondary)})" if secondary else ""
-    return f"{entry.verdict or ('damaged' if entry.problems else '–')}{also}"
+    return f"{entry.shown_verdict or ('damaged' if entry.problems else '–')}{also}"
 
 
 def _best(entry: "RunEntry", heading: str) -> str:

@@ -88,7 +88,7 @@ def _overview(entries: Sequence[RunEntry]) -> str:
         cells = (
             str(number),
             escape_markdown(entry.name),
-            entry.verdict or ("unreadable" if entry.problems else MISSING),
+            entry.shown_verdict or ("unreadable" if entry.problems else MISSING),
             best,
             percent(entry.best_wer[0]) if entry.best_wer else MISSING,
             entry.target.status if entry.target else MISSING,
@@ -237,7 +237,7 @@ def _ablations(entries: Sequence[RunEntry]) -> list[str]:
 
 
 def _section(number: int, entry: RunEntry) -> str:
-    verdict = f": {entry.verdict}" if entry.verdict else ""
+    verdict = f": {entry.shown_verdict}" if entry.verdict else ""
     parts = [f"## {number}. {escape_markdown(entry.name)}{verdict}"]
     if entry.problems:
         parts.append(f"**Could not be read:** {escape_markdown('; '.join(entry.problems))}.")

@@ -80,6 +80,11 @@ class RunEntry:
         return "calibrated" if is_calibrated else verdict
 
     @property
+    def shown_verdict(self) -> str:
+        """The verdict as text: `too short`; empty if there is none."""
+        return (self.verdict or "").replace("_", " ")
+
+    @property
     def rate_name(self) -> str:
         """PER, or CER for a run on characters."""
         return error_rate_name(recorded_classes(self.environment))
