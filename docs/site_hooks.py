@@ -56,6 +56,8 @@ def _commands() -> str:
 
     group = typer.main.get_command(app)
     lines = ["# Commands", "", "Every command with its options, as printed by `arcuate COMMAND --help`.", ""]
+    rows = [row for row in _options(group) if "--version" not in row]
+    lines += ["Accepted by every command:", "", *_TABLE, *rows, ""]
     _describe(group, "arcuate", lines, 2)
     return "\n".join(lines)
 
@@ -68,22 +70,31 @@ def _describe(command: Any, name: str, lines: list[str], level: int) -> None:
         if not children:
             usage = " ".join(command.collect_usage_pieces(context))
             lines += ["```sh", f"{name} {usage}", "```", ""]
-        rows = []
-        for parameter in command.params:
-            if getattr(parameter, "hidden", False) or parameter.name == "help":
-                continue
-            flags = " ".join((*parameter.opts, *parameter.secondary_opts))
-            if parameter.param_type_name == "argument":
-                flags = parameter.metavar or parameter.name.upper()
-            default = parameter.default
-            shown = "" if default is None or callable(default) or default in (False, [], ()) else f"`{default}`"
-            rows.append(f"| `{flags}` | {_escape(_plain(getattr(parameter, 'help', '')))} | {shown} |")
+        rows = _options(command)
         if rows and not children:
-            lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
+            lines += [*_TABLE, *rows, ""]
     if children:
         for child in command.list_commands(context):
             below = level if name == "arcuate" else level + 1
             _describe(command.get_command(context, child), f"{name} {child}", lines, below)
+
+
+_TABLE = ("| option | meaning | default |", "|---|---|---|")
+
+
+def _options(command: Any) -> list[str]:
+    """A row of the table for each option and argument."""
+    rows = []
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name == "help":
+            continue
+        flags = " ".join((*parameter.opts, *parameter.secondary_opts))
+        if parameter.param_type_name == "argument":
+            flags = parameter.metavar or parameter.name.upper()
+        default = parameter.default
+        shown = "" if default is None or callable(default) or default in (False, [], ()) else f"`{default}`"
+        rows.append(f"| `{flags}` | {_escape(_plain(getattr(parameter, 'help', '')))} | {shown} |")
+    return rows
 
 
 def _python() -> str:

@@ -26,14 +26,19 @@ store = arcuate.prepare("notebook/sim", "notebook/store")
 
 # %% [markdown]
 # Adam's `eps` of the official baselines, 0.1, without their learning rate and loss: the updates are far too small. The guard,
-# which would correct this while training, is off.
+# which would correct this while training, is off. The doctor needs at least five validations.
 
 # %%
 broken = arcuate.train(
     "tiny",
     store,
     "notebook/broken",
-    overrides={"train.steps": STEPS, "optimizer.eps": 0.1, "guard.enabled": False},
+    overrides={
+        "train.steps": STEPS,
+        "train.validate_every": STEPS // 6,
+        "optimizer.eps": 0.1,
+        "guard.enabled": False,
+    },
 )
 broken.plot_curves()
 

@@ -18,6 +18,7 @@ SMALLER = {
     r"\bn_electrodes=(32|64)\b": "n_electrodes=16",
     r'out="notebook/calibrated"': 'out="notebook/calibrated", settings={"steps": 10}',
 }
+PRINTED = {"03_rescue_a_run": ("collapsed", "eps")}  # what a notebook promises
 EMPTY = "import os\nos.chdir({folder!r})\n%reset -f"  # the names of the notebook before are gone
 
 
@@ -55,3 +56,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, kernel: Any) -> None:
     client.execute(env=environment)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [o.text for o in outputs if o.output_type == "stream" and "Warning" in o.text]
+    text = "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stdout")
+    assert [word for word in PRINTED.get(path.stem, ()) if word not in text] == []

@@ -3,9 +3,9 @@ are smaller.
 
 Comments in the source of a page prepare what the reader already has: `<!-- setup: COMMAND -->` runs first, and
 `<!-- replace: A => B -->` exchanges what this machine lacks (a GPU, the released recordings). Training commands that
-do not state a number of steps get a small one. A block of Python or YAML that begins with a comment with a file name
-(`# mylab/models.py`) is written to that file. A command marked `# keeps running` is a server: it must print its
-address.
+do not state a number of steps get a small one. `<!-- expect: COMMAND => TEXT -->` states what a command of the page
+prints. A block of Python or YAML that begins with a comment with a file name (`# mylab/models.py`) is written to that
+file. A command marked `# keeps running` is a server: it must print its address.
 """
 
 import os
@@ -62,6 +62,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[..., Path]) -> None:
     text = page.read_text("utf-8")
+    expected = dict(pair.split(" => ") for pair in re.findall(r"<!-- expect: (.*?) -->", text))
     replaced = [pair.split(" => ") for pair in re.findall(r"<!-- replace: (.*?) -->", text)]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(prepared(*re.findall(r"<!-- setup: (.*?) -->", text)), tmp_path, dirs_exist_ok=True)
@@ -92,19 +93,22 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[
             if "# keeps running" in command:
                 serve(command.split("#")[0], tmp_path)
             else:
-                run(shortened(command), tmp_path)
+                printed = run(shortened(command), tmp_path)
+                wanted = expected.pop(command.partition(" #")[0].strip(), "")
+                assert wanted in printed, f"{command}\n{printed}\nexpected: {wanted}"
+    assert not expected, f"{page.name} has no such commands: {list(expected)}"
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def run(command: str, folder: Path) -> None:
-    """A command of a page; `arcuate` alone in a process forked from one that has imported it."""
+def run(command: str, folder: Path) -> str:
+    """Output of a command of a page; `arcuate` alone in a process forked from one that has imported it."""
     if command.startswith("arcuate ") and not set(command) & set("|<>;&$`*"):
         done = arcuate(*shlex.split(command, comments=True)[1:], cwd=folder, environment=environment())
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        return
+        return done.stdout
     python = shlex.quote(sys.executable)
     programs = {"arcuate": shlex.join(PROGRAM), "python": python, "torchrun": f"{python} -m torch.distributed.run"}
     script = "\n".join([*(f'{name}() {{ {program} "$@"; }}' for name, program in programs.items()), command])
@@ -113,6 +117,7 @@ def run(command: str, folder: Path) -> None:
         ["bash", "-c", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def serve(command: str, folder: Path) -> None:

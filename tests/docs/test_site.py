@@ -33,6 +33,7 @@ def test_the_site_lists_every_command_and_every_public_name(site: Path) -> None:
 
     commands = (site / "reference" / "commands.html").read_text("utf-8")
     assert [c for c in COMMANDS if f"<code>arcuate {c}" not in commands] == []
+    assert "--allow-code" in commands
     python = (site / "reference" / "python.html").read_text("utf-8")
     assert [name for name in arcuate._HOMES if f".{name}" not in python] == []
 
@@ -48,4 +49,12 @@ def test_every_task_is_one_click_from_the_start_page(site: Path) -> None:
     article = start[start.index("<article") : start.index("</article>")]
     how_to = sorted(f"how-to/{path.stem}" for path in (ROOT / "docs" / "how-to").glob("*.md"))
     tasks = ["your-data", "your-encoder", "scaling", "export", "board", "new-days", "tutorials/t15-on-a-gpu", *how_to]
+    tasks += ["doctor", "decoding", "live", "verified", "security"]
     assert [name for name in tasks if f'href="{name}.html"' not in article] == []
+
+
+def test_links_of_the_start_page_have_the_titles_of_their_pages() -> None:
+    links = re.findall(r"\[([^]]*)\]\(([^)#]*\.md)\)", (ROOT / "docs" / "index.md").read_text("utf-8"))
+    assert len(links) > 20
+    titles = {path: (ROOT / "docs" / path).read_text("utf-8").partition("\n")[0] for _, path in links}
+    assert [(text, titles[path]) for text, path in links if titles[path] != f"# {text}"] == []
