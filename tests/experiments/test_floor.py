@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from arcuate.data.store import Store
-from arcuate.evaluation.shortcuts import find_shortcuts
+from arcuate.evaluation.shortcuts import FloorRates, find_shortcuts, read_floor
 from arcuate.experiments.floor import UninformativeStore, measure_floor
 from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json
+from arcuate.run import Run
 from support.benchmarks import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,6 +78,9 @@ def test_the_floor_is_trained_scored_and_kept(
     train("tiny", cohort_store, run, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
     floor = measure_floor(run, lm=str(GOLDEN / "words.alm"), lexicon=str(GOLDEN / "lexicon.txt"))
     assert set(floor.per_floor) == {"exchanged", "silence"} and floor.lowest is not None
+    kept = read_floor(Run(run), floor.split)
+    assert kept == FloorRates(floor.lowest, min(rate for rate in floor.wer_floor.values() if rate is not None))
+    assert read_floor(Run(run), "test") is None
     assert floor.wer is not None and set(floor.wer_floor) == {"exchanged", "silence", "language model"}
     assert "floor" in floor.summary() and "with the language model alone" in floor.summary()
     assert floor.to_dict() == read_json(run / "results" / "floor" / "val.json")

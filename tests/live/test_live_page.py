@@ -19,6 +19,7 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
+from arcuate.evaluation.shortcuts import FloorRates
 from arcuate.live import images
 from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins
@@ -115,6 +116,17 @@ def test_the_word_error_rate_is_over_all_sentences(page, served: Served) -> None
     )
     errors, words, sentences = (int(n) for n in re.findall(r"[0-9]+", title))
     assert rate == f"{100 * errors / words:.1f} %" and 0 < sentences <= served.live.session.n_sentences
+
+
+def test_the_floor_of_the_run_is_shown(page, served: Served) -> None:
+    assert page.evaluate("document.getElementById('floor').hidden")  # not measured
+    served.live.floor = FloorRates(per=0.72, wer=0.964)
+    try:
+        page.reload()
+        page.wait_for_selector("#floor:not([hidden])")
+        assert page.inner_text("#floor-rate") == "96 %"
+    finally:
+        served.live.floor = None
 
 
 def test_earlier_sentences_can_be_scrolled_back_to(page, served: Served) -> None:

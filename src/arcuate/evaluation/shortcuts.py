@@ -14,7 +14,11 @@ import numpy as np
 from arcuate.data.seeds import derive_seed
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
+from arcuate.errors import UserError
+from arcuate.evaluation.charts.formats import finite_number
+from arcuate.files import read_json
 from arcuate.progress import percent
+from arcuate.run import Run
 
 _MIN_WORDS = 4  # shorter sentences ("I don't know.") recur naturally
 _MIN_TRIALS = 8
@@ -23,6 +27,28 @@ _MAX_REPEATED = 0.1
 _MAX_IDENTIFIED = 0.35
 _N_PERMUTATIONS = 200
 _MAX_TRAINING_TRIALS = 4000
+
+
+@dataclass(frozen=True)
+class FloorRates:
+    """The lowest error rates that `evaluate --floor` reached without neural information."""
+
+    per: float | None
+    wer: float | None  # None: words were not decoded
+
+
+def read_floor(run: Run, split: str) -> FloorRates | None:
+    """The floor of a run on a split; None if it was not measured."""
+    file = run.measurement_file("floor", split)
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is damaged; measure the floor again with: arcuate evaluate {run.path} --floor")
+    by_input = found.get("wer_floor")
+    rates = by_input.values() if isinstance(by_input, dict) else ()
+    wer = [rate for value in rates if (rate := finite_number(value)) is not None]
+    return FloorRates(finite_number(found.get("lowest")), min(wer, default=None))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
 from arcuate.decoding.exported.archive import is_export
 from arcuate.errors import UserError, require_memory
+from arcuate.evaluation.shortcuts import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
@@ -167,7 +168,9 @@ def prepare_server(
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, custom, replay, speed, stream, redis)
     reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
-    return PreparedServer(LiveServer(decoder, settings, access, make_source, recorder, reference), listener)
+    floor = None if is_export(run) else read_floor(Run(run), split)
+    live = LiveServer(decoder, settings, access, make_source, recorder, reference, floor)
+    return PreparedServer(live, listener)
 
 
 def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:

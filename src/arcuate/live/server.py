@@ -17,6 +17,7 @@ from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arra
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.charts import theme
+from arcuate.evaluation.shortcuts import FloorRates
 from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
@@ -55,8 +56,10 @@ class LiveServer:
         make_source: MakeSource,
         recorder: Recorder | None = None,
         error_reference: ErrorReference | None = None,
+        floor: FloorRates | None = None,
     ) -> None:
         self.decoder = decoder
+        self.floor = floor
         self.settings = settings
         self.access = access
         limits = settings.limits
@@ -156,7 +159,7 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.get("/info")
     def info() -> Response:
-        return json_response(page_info(live.decoder, live.source, live.settings))
+        return json_response(page_info(live.decoder, live.source, live.settings, live.floor))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -252,7 +255,9 @@ async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
             await socket.send_text(message)
 
 
-def page_info(decoder: SentenceStream, source: Source | None, settings: LiveSettings) -> dict[str, Any]:
+def page_info(
+    decoder: SentenceStream, source: Source | None, settings: LiveSettings, floor: FloorRates | None = None
+) -> dict[str, Any]:
     """Description of the model and of the trials to replay, fetched once by the page."""
     engine, delay, sessions = decoder.engine, decoder.delay, decoder.sessions
     has_bins = not isinstance(source, RedisLogits)
@@ -271,6 +276,7 @@ def page_info(decoder: SentenceStream, source: Source | None, settings: LiveSett
         "n_words": len(engine.search.words) if engine.search else 0,
         "phrase": settings.start.phrase is not None,
         "simulated": isinstance(source, Replay) and source.trials.store.simulated,
+        "floor": None if floor is None else vars(floor),
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
 from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
+from arcuate.evaluation.shortcuts import read_floor
 from arcuate.files import read_json
 from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
@@ -45,20 +46,12 @@ def _error_figure(data: RunData) -> Figure | None:
     y = ValueAxis(percent=True)
     entries = [LegendEntry(f"best, step {count(step)}", "blue", "ring")]
     layers = curves.best_mark(step, rate, y, _last(data), max(values))
-    if (floor := _floor(data)) is not None:
+    measured = read_floor(data.run, data.results.split if data.results else "val")
+    if measured is not None and (floor := measured.per) is not None:
         name = f"floor without neural information, {percent(floor)}"
         entries.append(LegendEntry(name, "ink", "limit"))
         layers = [*layers, curves.limit_rule(floor, y, name)]
     return _figure(data, data.rate_name, label, lines, y, layers, entries)
-
-
-def _floor(data: RunData) -> float | None:
-    """The lowest PER of `evaluate --floor` on the split of the results; None if it was not measured."""
-    file = data.run.measurement_file("floor", data.results.split if data.results else "val")
-    if not file.is_file():
-        return None
-    found = read_json(file)
-    return finite_number(found.get("lowest")) if isinstance(found, dict) else None
 
 
 def _word_error_figure(data: RunData) -> Figure | None:

@@ -108,6 +108,14 @@ function showErrorRate(running) { // over all sentences with a reference since t
   byId("error-rate").title = `${running.n_errors} errors in ${running.n_words} words of ${running.n_sentences} sentences`;
 }
 
+function showFloor(floor) { // of the run, measured by evaluate --floor
+  const rate = info.words ? floor?.wer : floor?.per;
+  if (rate == null) return;
+  byId("floor").hidden = false;
+  byId("floor-rate").textContent = `${(100 * rate).toFixed(0)} %`;
+  byId("floor").title = `Lowest ${info.words ? "word" : info.unit} error rate of the same recipe trained on input without neural information`;
+}
+
 function showEstimate(estimate) { // of the latest sentences, without references
   if (!estimate) return;
   const [rate, low, high] = [estimate.error_rate, estimate.low, estimate.high].map((share) => Math.round(100 * share));
@@ -499,6 +507,7 @@ async function start() {
   buildPanels();
   byId("trial-name").textContent = info.session;
   byId("simulated").hidden = !info.simulated;
+  showFloor(info.floor);
   if (info.replay) {
     const sessions = [...new Set(info.replay.map((t) => t.session))];
     byId("session").replaceChildren(...sessions.map((s) => make("option", "", s)));
