@@ -58,7 +58,7 @@ def test_page_health_and_description(plain: Served) -> None:
     for asset in ("live.js", "scroll.js", "live.css", "icon.svg"):
         assert plain.get(f"/page/{asset}")[0] == 200
     theme, style = (plain.get(f"/page/{name}.css")[1] for name in ("theme", "live"))
-    assert all(f"{name}:" in theme for name in re.findall(r"var\((--[a-z-]+)\)", style))
+    assert all(f"{name}:" in theme + style for name in re.findall(r"var\((--[a-z-]+)\)", style))
     health = json.loads(plain.get("/healthz")[1])
     assert health["status"] == "ok" and health["missed_deadlines"] == 0
     info = json.loads(plain.get("/info")[1])
