@@ -33,6 +33,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # modules and collected tests are never garbage: collections need not look at them
 
 
+@pytest.fixture(autouse=True)
+def _logger_as_imported() -> None:
+    """A command called in this process makes the library's messages visible, also to later tests."""
+    logger = logging.getLogger("arcuate")
+    logger.handlers[:] = [handler for handler in logger.handlers if isinstance(handler, logging.NullHandler)]
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
 @pytest.fixture
 def messages() -> Iterator[list[str]]:
     """Messages that library code logs during a test, with the prefix the command line gives to warnings."""
