@@ -251,7 +251,8 @@ def _continue(
     for index, (keys, values) in enumerate(_cache_layers(context.cache)):
         own = [torch.stack([parent.layers[index][k] for parent in parents]) for k in (0, 1)]
         shared = [part.expand(len(parents), -1, -1, -1) for part in (keys, values)]
-        cache.update(*(torch.cat([a, b], dim=2) for a, b in zip(shared, own, strict=True)), index)
+        all_keys, all_values = (torch.cat([a, b], dim=2) for a, b in zip(shared, own, strict=True))
+        cache.update(all_keys, all_values, index)
     n_seen = context.n_tokens + n_parent
     mask = torch.cat([torch.ones(len(new), n_seen, dtype=torch.int64, device=device), real.long()], dim=1)
     outputs = lm.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
