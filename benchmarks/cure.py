@@ -21,11 +21,11 @@ from unittest.mock import patch
 import torch
 from sabotage import COHORTS, patched
 
+from arcuate.doctor import diagnose
+from arcuate.doctor import read as doctor_read
 from arcuate.errors import UserError
 from arcuate.experiments import train as train_module
 from arcuate.files import read_json, read_jsonl, write_json
-from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor import read as doctor_read
 
 WITHIN = 0.10
 # Factors of the doctor that name each part of a sabotaged factor.

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from doctor_dialects import DIALECTS, thinned
 
+from arcuate.doctor import VERDICTS, diagnose
+from arcuate.doctor.read import read_logs
 from arcuate.errors import UserError
-from arcuate.insight.doctor import VERDICTS, diagnose
-from arcuate.insight.doctor.read import read_logs
 
 
 @dataclass(frozen=True)

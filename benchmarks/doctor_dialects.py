@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.insight.doctor.read_formats import masked_crc
-from arcuate.insight.doctor.training_log import TrainingLog
+from arcuate.doctor.read_formats import masked_crc
+from arcuate.doctor.training_log import TrainingLog
 
 Row = dict[str, float]
 

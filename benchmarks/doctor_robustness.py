@@ -19,9 +19,9 @@ import numpy as np
 from doctor_accuracy import Case, normalised
 from doctor_dialects import rows, thinned
 
-from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.read import read_logs
-from arcuate.insight.doctor.training_log import Series, TrainingLog
+from arcuate.doctor import diagnose
+from arcuate.doctor.read import read_logs
+from arcuate.doctor.training_log import Series, TrainingLog
 
 Change = Callable[[TrainingLog], TrainingLog]
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")

@@ -16,6 +16,7 @@ from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.decoding.log_probs import read_log_probs
+from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import SearchSource, TrialSource, decode, open_task
 from arcuate.evaluation.evaluate import evaluate
@@ -23,7 +24,6 @@ from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.train import train
 from arcuate.files import DECODINGS
 from arcuate.insight.comparison import compare
-from arcuate.insight.doctor import diagnose
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.report import write_report
 from arcuate.insight.runs import list_runs
@@ -77,13 +77,13 @@ def test_pages_and_tables_of_several_runs_name_the_character_error_rate(
     """Compare, runs, ledger, doctor and board; PER must not occur."""
     for name in ("a", "b"):
         shutil.copytree(character_run, tmp_path / "runs" / name, symlinks=True)
-    entries = list_runs(tmp_path / "runs")
+    entries = list_runs(tmp_path / "runs", diagnose=diagnose)
     assert entries.rate_name == "CER" and [entry.rate_name for entry in entries] == ["CER", "CER"]
     comparison = compare(tmp_path / "runs" / "a", tmp_path / "runs" / "b", html=tmp_path / "compare.html")
     diagnosis = diagnose(tmp_path / "runs" / "a", html=tmp_path / "doctor.html")
     assert "CER" in comparison.method and diagnosis.error_name == "CER"
     print_diagnosis(diagnosis)
-    texts = [write_ledger(tmp_path / "runs"), capsys.readouterr().out]
+    texts = [write_ledger(tmp_path / "runs", diagnose=diagnose), capsys.readouterr().out]
     for page in ("compare.html", "doctor.html"):
         body = (tmp_path / page).read_text("utf-8").partition("<body>")[2]
         texts.append(body.partition("<script>")[0])  # without the Vega bundle

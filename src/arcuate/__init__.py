@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from arcuate.data.simulation import simulate as simulate
     from arcuate.data.store import Store as Store
     from arcuate.decoding.decoder import load as load
+    from arcuate.doctor import Remedy as Remedy
+    from arcuate.doctor import check_data as check_data
+    from arcuate.doctor import diagnose as diagnose
+    from arcuate.doctor import try_remedy as try_remedy
+    from arcuate.doctor import write_remedy as write_remedy
     from arcuate.errors import UserError as UserError
     from arcuate.evaluation.card import write_card as write_card
     from arcuate.evaluation.charts.curves import plot_curves as plot_curves
@@ -41,11 +46,6 @@ if TYPE_CHECKING:
     from arcuate.insight.ablation import report_ablation as report_ablation
     from arcuate.insight.board import prepare_board as prepare_board
     from arcuate.insight.comparison import compare as compare
-    from arcuate.insight.doctor import Remedy as Remedy
-    from arcuate.insight.doctor import check_data as check_data
-    from arcuate.insight.doctor import diagnose as diagnose
-    from arcuate.insight.doctor import try_remedy as try_remedy
-    from arcuate.insight.doctor import write_remedy as write_remedy
     from arcuate.insight.drift import write_drift as write_drift
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ProgressBar": "progress",
     "Recipe": "experiments.recipe",
-    "Remedy": "insight.doctor",
+    "Remedy": "doctor",
     "Run": "run",
     "SlurmSettings": "experiments.launch",
     "Store": "data.store",
@@ -72,11 +72,11 @@ _HOMES = {
     "average": "experiments.average",
     "bench_live": "live.bench",
     "calibrate": "experiments.calibrate",
-    "check_data": "insight.doctor",
+    "check_data": "doctor",
     "combine": "evaluation.combine",
     "compare": "insight.comparison",
     "decode": "evaluation.decode",
-    "diagnose": "insight.doctor",
+    "diagnose": "doctor",
     "evaluate": "evaluation.evaluate",
     "evaluate_adaptation": "adaptation.evaluate",
     "export": "experiments.export",
@@ -100,12 +100,12 @@ _HOMES = {
     "sweep_status": "experiments.sweep",
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
-    "try_remedy": "insight.doctor",
+    "try_remedy": "doctor",
     "tune": "evaluation.tune",
     "write_card": "evaluation.card",
     "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
-    "write_remedy": "insight.doctor",
+    "write_remedy": "doctor",
     "write_report": "insight.report",
 }
 

@@ -25,6 +25,7 @@ from arcuate.data.store_writer import SessionWriter
 from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.logits import read_logits
+from arcuate.doctor import diagnose
 from arcuate.errors import OutOfResources, UserError, check_resources, has_memory
 from arcuate.evaluation.evaluate import check_outputs
 from arcuate.files import atomic_folder, read_json, read_jsonl, save_npz
@@ -258,7 +259,7 @@ def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:
 def test_paths_that_are_not_utf8(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     make_run(folder / "run")
-    write_ledger(folder, folder / "diary.md")
+    write_ledger(folder, folder / "diary.md", diagnose=diagnose)
     assert "bad" in (folder / "diary.md").read_text()
     shutil.copytree(GOLDEN / "model", folder / "model")
     with pytest.raises(UserError, match="is not UTF-8 text"):
@@ -326,7 +327,7 @@ def test_a_pipe_or_device_in_a_run_hides_no_other_run(tmp_path: Path, name: str)
         file = make_run(tmp_path / kind).path / name
         file.unlink(missing_ok=True)
         file.symlink_to("/dev/zero") if kind == "device" else os.mkfifo(file)
-    found = {entry.name: entry for entry in list_runs(tmp_path)}
+    found = {entry.name: entry for entry in list_runs(tmp_path, diagnose=diagnose)}
     assert sorted(found) == ["device", "good", "pipe"] and not found["good"].problems
     for kind in ("device", "pipe"):
         assert any("not a file" in problem for problem in found[kind].problems), found[kind].problems

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import vl_convert
 
+from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.base import for_notebook
 from arcuate.evaluation.charts.curves import (
@@ -25,7 +26,6 @@ from arcuate.evaluation.charts.images import pool
 from arcuate.evaluation.charts.plots import Rate, session_chart
 from arcuate.evaluation.charts.theme import DARK, LIGHT, colour, resolve
 from arcuate.insight.comparison import compare
-from arcuate.insight.doctor import diagnose
 from arcuate.insight.render import environment, make_figure, static_svg
 from support.fabricate_runs import make_run
 

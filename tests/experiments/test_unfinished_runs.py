@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.experiments.ablation import Experiment, cells, is_scored, overview, parse_factors
 from arcuate.experiments.multi_seed import SeedRun, SeedsResult
@@ -133,9 +134,9 @@ def test_compare_rejects_unfinished_runs(tmp_path: Path, harm: Callable[[Run], N
 def test_the_diary_tests_no_difference_from_an_unfinished_run(tmp_path: Path, harm: Callable[[Run], None]) -> None:
     make_run(tmp_path / "runs" / "a")
     b = make_run(tmp_path / "runs" / "b", ["optimizer.eps=1e-4"], per=0.9, minute=1)
-    assert "worse than a" in write_ledger(tmp_path / "runs")
+    assert "worse than a" in write_ledger(tmp_path / "runs", diagnose=diagnose)
     harm(b)
-    text = write_ledger(tmp_path / "runs")
+    text = write_ledger(tmp_path / "runs", diagnose=diagnose)
     assert f"Not compared with a: b {unfinished_reason(b)}" in text
     assert "worse than" not in text and "is the only setting that changed" not in text
 
@@ -146,9 +147,9 @@ def test_the_diary_quotes_no_verdict_of_an_unfinished_ablation(tmp_path: Path) -
     run = make_run(out / "eps" / "seed-0", ["optimizer.eps=1e-4"], minute=1)
     write_json(out / "experiment.json", {})
     write_json(out / "ablation.json", {"verdict": "eps caused it"})
-    assert "eps caused it" in write_ledger(tmp_path / "runs")
+    assert "eps caused it" in write_ledger(tmp_path / "runs", diagnose=diagnose)
     interrupt(run)
-    text = write_ledger(tmp_path / "runs")
+    text = write_ledger(tmp_path / "runs", diagnose=diagnose)
     assert "eps caused it" not in text and "no verdict, because runs are unfinished: eps/seed-0" in text
 
 
@@ -173,4 +174,4 @@ def test_seeds_that_are_missing_are_named(messages: list[str], tmp_path: Path) -
 def test_temporary_folders_are_not_listed_as_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / ".cal1.part" / "last")
-    assert [entry.name for entry in list_runs(tmp_path)] == ["a"]
+    assert [entry.name for entry in list_runs(tmp_path, diagnose=diagnose)] == ["a"]

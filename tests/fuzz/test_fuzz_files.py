@@ -30,6 +30,7 @@ from arcuate.decoding.config import read_decoding_config
 from arcuate.decoding.exported.archive import open_archive, write_archive
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.logits import read_logits
+from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import read_candidates
 from arcuate.evaluation.linear import read_weights
@@ -40,7 +41,6 @@ from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.sweep import read_space, sweep_status
 from arcuate.files import read_json, to_json_line
 from arcuate.insight import render
-from arcuate.insight.doctor import diagnose
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import list_runs
@@ -213,7 +213,7 @@ def check_run_folders(tmp_path: Path, part: str, usual: int, thorough: int) -> N
 
     def read(content: bytes, folder: Path) -> None:
         path.write_bytes(content)
-        list_runs(tmp_path / "runs").to_dicts()
+        list_runs(tmp_path / "runs", diagnose=diagnose).to_dicts()
         found = read_run_data(Run(tmp_path / "runs" / "run"))
         if zlib.crc32(content) % 4 == 0:  # a page takes half a second
             report_page(found)

@@ -23,6 +23,8 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra live is not installed
 
 from fastapi.testclient import TestClient
 
+from arcuate.doctor import diagnose
+from arcuate.doctor.page import diagnosis_page
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl
 from arcuate.insight.board import Board, make_app, overlay, prepare_board
@@ -44,13 +46,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refreshed(folder: Path) -> Board:
-    board = Board(folder)
+    board = Board(folder, diagnose)
     board.refresh()
     return board
 
 
 def client(board: Board, access: Access = LOCAL) -> TestClient:
-    return TestClient(make_app(board, access), base_url="http://127.0.0.1")
+    return TestClient(make_app(board, access, lambda run: diagnosis_page(diagnose(run))), base_url="http://127.0.0.1")
 
 
 def test_rows_have_verdict_best_rate_and_changes(folder: Path) -> None:
@@ -91,7 +93,7 @@ def test_damaged_runs_are_listed(folder: Path) -> None:
 
 
 def test_a_large_folder_is_listed_before_it_is_read(folder: Path) -> None:
-    board = Board(folder)
+    board = Board(folder, diagnose)
     board.refresh(deadline=time.monotonic())  # no time for details
     assert {row.name for row in board.rows()} == {"first", "sub/second"}
     assert not any(row.complete for row in board.rows())
@@ -188,7 +190,7 @@ def test_a_thread_that_dies_is_reported(folder: Path, monkeypatch: pytest.Monkey
         raise ValueError("a defect")
 
     monkeypatch.setattr("arcuate.insight.board.read_entry", defect)
-    board = Board(folder)
+    board = Board(folder, diagnose)
     with client(board) as web:
         assert board._thread is not None
         board._thread.join()
@@ -233,7 +235,7 @@ def test_a_free_port_is_printed_and_a_signal_ends_the_board(tmp_path: Path) -> N
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(web.bounded_config(make_app(Board(folder), LOCAL)))
+    server = uvicorn.Server(web.bounded_config(make_app(Board(folder, diagnose), LOCAL)))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{port_of(listener)}/"
@@ -296,7 +298,7 @@ def test_board_in_a_browser(folder: Path, browser: Any) -> None:
 
 @pytest.mark.drawn
 def test_report_and_doctor_pages_in_a_browser(folder: Path, browser: Any, tmp_path: Path) -> None:
-    from arcuate.insight.doctor import diagnose
+    from arcuate.doctor import diagnose
     from arcuate.insight.report import write_report
 
     report = write_report(folder / "first")
@@ -318,7 +320,7 @@ def test_report_and_doctor_pages_in_a_browser(folder: Path, browser: Any, tmp_pa
 
 
 def test_lists_and_pages_load_altair_and_fastapi_only_when_they_are_needed() -> None:
-    modules = "arcuate.insight.runs, arcuate.insight.doctor, arcuate.insight.report, arcuate.insight.board"
+    modules = "arcuate.insight.runs, arcuate.doctor, arcuate.insight.report, arcuate.insight.board"
     heavy = "('torch', 'altair', 'vl_convert', 'jinja2', 'fastapi', 'uvicorn')"
     code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.files import write_json, write_jsonl
 from arcuate.insight.ledger import escape_markdown, ledger_page, write_ledger
@@ -18,7 +19,7 @@ from support.forking import arcuate
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
-    return {row["name"]: row for row in list_runs(folder).to_dicts()}
+    return {row["name"]: row for row in list_runs(folder, diagnose=diagnose).to_dicts()}
 
 
 def test_runs_are_found_at_any_depth_and_sorted_by_start(tmp_path: Path) -> None:
@@ -78,7 +79,11 @@ def test_source_of_initial_weights_is_the_parent(tmp_path: Path) -> None:
 def test_latest_of_equally_near_runs_is_the_parent(tmp_path: Path) -> None:
     for i in range(3):
         make_run(tmp_path / f"r{i}", [f"train.seed={i}"], minute=i)
-    assert [entry.parent.name for entry in list_runs(tmp_path) if entry.parent] == ["tiny", "r0", "r1"]
+    assert [entry.parent.name for entry in list_runs(tmp_path) if entry.parent] == [
+        "tiny",
+        "r0",
+        "r1",
+    ]
 
 
 DAMAGE = {
@@ -109,14 +114,14 @@ def test_damaged_run_is_listed_and_does_not_affect_others(tmp_path: Path, kind: 
     assert "broken" in rows
     if kind not in ("unusual log", "empty log", "data is not a mapping") and "not text" not in kind:
         assert rows["broken"]["problems"]
-    assert "broken" in write_ledger(tmp_path)
+    assert "broken" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 @pytest.mark.parametrize("text", ["seed: !!bool maybe", "seed: 2024-99-99", "a: &a [*a]", "seed: !!int ''"])
 def test_one_invalid_recipe_does_not_affect_other_runs(tmp_path: Path, text: str) -> None:
     make_run(tmp_path / "good")
     make_run(tmp_path / "bad", minute=1).recipe_file.write_text(text)
-    good, bad = list_runs(tmp_path)
+    good, bad = list_runs(tmp_path, diagnose=diagnose)
     assert good.verdict and not good.problems
     assert any("recipe.yaml" in problem for problem in bad.problems)
 
@@ -133,7 +138,7 @@ def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
 def test_diary_has_purpose_changes_result_and_finding(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5", "notes=more dropout against overfitting"], per=0.2, minute=1)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "more dropout against overfitting" in text
     assert "`encoder.dropout`: 0.2 → 0.5" in text
     assert "b is better than a by" in text and "the only setting that changed" in text
@@ -143,26 +148,28 @@ def test_diary_has_purpose_changes_result_and_finding(tmp_path: Path) -> None:
 def test_several_changes_are_not_attributed_to_one(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5", "schedule.peak_lr=0.01"], per=0.2, minute=1)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "2 settings changed at once, so the difference cannot be attributed to one of them" in text
 
 
 def test_untested_differences_are_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, results=False)
-    assert "not tested for significance (both runs must be evaluated on the same split)" in write_ledger(tmp_path)
+    assert "not tested for significance (both runs must be evaluated on the same split)" in write_ledger(
+        tmp_path, diagnose=diagnose
+    )
 
 
 def test_runs_scored_on_different_trials_are_not_compared(tmp_path: Path) -> None:
     make_run(tmp_path / "a", per=0.4, minute=0)
     run = make_run(tmp_path / "b", ["encoder.dropout=0.6"], per=0.2, minute=2)
     write_val(run, 0.2, n_trials=50)
-    assert "different trials" in write_ledger(tmp_path)
+    assert "different trials" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 def test_text_from_a_folder_is_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "a", ['notes="<script>alert(1)</script> | [x](http://y) `z`\\n# Heading"'])
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "<script>" not in text and "\n# Heading" not in text
     assert escape_markdown("a|b") == "a\\|b"
 
@@ -218,7 +225,7 @@ def test_ablation_arms_have_the_baseline_as_parent(tmp_path: Path) -> None:
 
 def test_labelled_results_are_tested_and_not_marked_as_selected(tmp_path: Path) -> None:
     ablation(tmp_path / "abl")
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "abl/noise/seed-0 is better than abl/base/seed-0 by" in text
     assert "evaluated on val (last checkpoint)" in text
     assert "the arm `all` of an ablation" in text and "changed at once" not in text
@@ -227,14 +234,14 @@ def test_labelled_results_are_tested_and_not_marked_as_selected(tmp_path: Path) 
 
 def test_best_checkpoint_on_its_own_split_is_marked_as_selected(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    assert "the split it was selected on" in write_ledger(tmp_path)
+    assert "the split it was selected on" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 def test_ablation_verdict_precedes_its_runs(tmp_path: Path) -> None:
     ablation(tmp_path / "abl")
-    assert "**Ablation abl** (4 of the runs): not judged yet" in write_ledger(tmp_path)
+    assert "**Ablation abl** (4 of the runs): not judged yet" in write_ledger(tmp_path, diagnose=diagnose)
     (tmp_path / "abl" / "ablation.json").write_text('{"verdict": "noise caused it."}')
-    assert "(4 of the runs): noise caused it." in write_ledger(tmp_path)
+    assert "(4 of the runs): noise caused it." in write_ledger(tmp_path, diagnose=diagnose)
 
 
 def test_differences_in_length_and_code_are_reported(tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_differences_in_length_and_code_are_reported(tmp_path: Path) -> None:
     lines = early.metrics_file.read_text().splitlines()
     early.metrics_file.write_text("\n".join(lines[:24]) + "\n")
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.2, minute=1, revision="b" * 40)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "a reached step 300 of 600" in text
     assert f"different code ({'a' * 12} and {'b' * 12})" in text
 
@@ -259,7 +266,7 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     assert all(len(line) <= 60 for line in lines), lines
     text = " ".join(" ".join(lines).split())
     assert "relative to a: encoder.dropout 0.2 → 0.5, schedule.peak_lr 0.003 → 0.01" in text
-    assert "encoder.dropout 0.2 → 0.5" in write_ledger(home).partition("##")[0]
+    assert "encoder.dropout 0.2 → 0.5" in write_ledger(home, diagnose=diagnose).partition("##")[0]
 
 
 def test_a_relative_source_of_weights_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +289,7 @@ def test_run_of_the_recipe_it_extends_is_the_parent_before_a_similar_one(tmp_pat
     row = rows_of(tmp_path)["child"]
     assert (row["parent"], row["parent_kind"]) == ("base", "extends")
     assert {change["path"] for change in row["changes"]} == {"encoder.dropout", "schedule.peak_lr"}
-    assert "base, a run of the recipe that it extends" in write_ledger(tmp_path)
+    assert "base, a run of the recipe that it extends" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 def test_stated_parent_precedes_everything_that_is_chosen(tmp_path: Path) -> None:
@@ -334,7 +341,7 @@ def test_diary_says_whether_targets_were_met(tmp_path: Path) -> None:
     make_run(tmp_path / "bad", [target], per=0.5, minute=1)
     early = make_run(tmp_path / "early", ["target={per: 0.01}"], per=0.5, minute=2)
     early.metrics_file.write_text("".join(early.metrics_file.read_text().splitlines(keepends=True)[:20]))
-    text, rows = write_ledger(tmp_path), rows_of(tmp_path)
+    text, rows = write_ledger(tmp_path, diagnose=diagnose), rows_of(tmp_path)
     assert [rows[name]["target"]["status"] for name in ("good", "bad", "early")] == ["met", "missed", "open"]
     assert "**Purpose:** Lower noise should help." in text
     assert "PER ≤ 30.0 % by step 500: **met**" in text and "**missed** (best PER" in text
@@ -353,7 +360,7 @@ def test_wer_stands_beside_per(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", per=0.2)
     make_run(tmp_path / "b", ["encoder.dropout=0.5"], per=0.3, minute=1)
     write_words(run, 0.0914)
-    row, text = rows_of(tmp_path)["a"], write_ledger(tmp_path)
+    row, text = rows_of(tmp_path)["a"], write_ledger(tmp_path, diagnose=diagnose)
     assert row["best_wer"] == row["words"]["val"]["wer"] == 0.0914 and "val.words" not in row["results"]
     assert "decoded to words on val: WER 9.1 % (7.1 % to 11.1 %), language model small 3-gram" in text
     assert "| 9.1 % |" in text
@@ -367,7 +374,7 @@ def test_best_results_are_ranked_within_a_data_set(tmp_path: Path) -> None:
         make_run(tmp_path / f"r{i}", [f"encoder.dropout=0.{i}"], per=per, minute=i)
     other = {"path": "/x", "hashes": {"train": "f" * 64}, "sessions": []}
     make_run(tmp_path / "elsewhere", per=0.01, minute=5, data=other)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     first = text.split("## Best results so far, data set 1")[1].split("##")[0]
     assert [line.split(":")[0] for line in first.strip().splitlines()] == ["1. r1", "2. r2", "3. r0"]
     assert "1. elsewhere" in text.split("## Best results so far, data set 2")[1]
@@ -381,7 +388,7 @@ def test_summary_of_what_helped(tmp_path: Path) -> None:
     make_run(tmp_path / "d", ["augment.offset_sd=0.3", "compare_with=a"], per=0.3, minute=3, seed=5)
     stopped = make_run(tmp_path / "e", ["encoder.width=64", "compare_with=a"], per=0.05, minute=4)
     stopped.metrics_file.write_text("".join(stopped.metrics_file.read_text().splitlines(keepends=True)[:20]))
-    text = write_ledger(tmp_path).split("## What helped and what did not")[1].split("\n## ")[0]
+    text = write_ledger(tmp_path, diagnose=diagnose).split("## What helped and what did not")[1].split("\n## ")[0]
     helped, rest = text.split("**Made it worse:**")
     worse, unclear = rest.split("**Made no significant difference:**")
     assert "**Helped:**" in helped and "encoder.dropout 0.2 → 0.1" in helped and "b against a" in helped
@@ -403,7 +410,7 @@ def test_wer_is_tested_for_significance_too(tmp_path: Path) -> None:
     for i, (name, wer) in enumerate((("a", 0.02), ("b", 0.1))):
         changed = ["encoder.dropout=0.1"] if i else []
         write_decoded(make_run(tmp_path / name, changed, per=0.3, minute=i), wer)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     summary = text.split("## What helped and what did not")[1].split("\n## ")[0]
     assert "Holm-adjusted for 2 comparisons" in summary
     worse, unclear = summary.split("**Made it worse:**")[1].split("**Made no significant difference:**")
@@ -415,7 +422,7 @@ def test_wer_of_different_language_models_is_not_compared(tmp_path: Path) -> Non
     for i, lm in enumerate(("small 3-gram", "large 5-gram")):
         changed = ["encoder.dropout=0.1"] if i else []
         write_decoded(make_run(tmp_path / "ab"[i], changed, per=0.3, minute=i), 0.02 + 0.1 * i, lm)
-    text = write_ledger(tmp_path)
+    text = write_ledger(tmp_path, diagnose=diagnose)
     assert "WER not compared" in text and "lm small 3-gram and large 5-gram" in text
     assert "points of WER" not in text
 
@@ -426,22 +433,22 @@ def test_damaged_word_results_are_reported(tmp_path: Path) -> None:
         run = make_run(tmp_path / "ab"[i], changed, per=0.3, minute=i)
         write_decoded(run, 0.02)
         write_jsonl(run.results_file("val", "words"), [{"id": "x", "errors": "two", "n_words": 3}])
-    assert "lacks the trial or word counts" in write_ledger(tmp_path)
+    assert "lacks the trial or word counts" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 def test_finished_calibration_is_not_called_too_short(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "calibrated", ["train.steps=60"])
     rows = [row for row in run.metrics() if row["split"] == "train" or row["step"] == 60]
     write_jsonl(run.metrics_file, rows)
-    assert list_runs(tmp_path / "runs").entries[0].verdict == "too_short"
+    assert list_runs(tmp_path / "runs", diagnose=diagnose).entries[0].verdict == "too_short"
     write_json(run.calibration_file, {"curve": []})
-    assert list_runs(tmp_path / "runs").entries[0].verdict == "calibrated"
+    assert list_runs(tmp_path / "runs", diagnose=diagnose).entries[0].verdict == "calibrated"
 
 
 def test_folders_of_a_command_in_progress_are_not_runs(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "first")
     make_run(tmp_path / "runs" / ".cal1.part" / "second")
-    assert [entry.name for entry in list_runs(tmp_path / "runs")] == ["first"]
+    assert [entry.name for entry in list_runs(tmp_path / "runs", diagnose=diagnose)] == ["first"]
 
 
 def test_misspelt_run_gets_the_nearest_one(tmp_path: Path) -> None:
@@ -454,6 +461,6 @@ def test_misspelt_run_gets_the_nearest_one(tmp_path: Path) -> None:
 
 def test_the_page_of_the_diary_shows_names_as_they_are(tmp_path: Path) -> None:
     make_run(tmp_path / "a|b<i>[c]*")
-    page = ledger_page(write_ledger(tmp_path))
+    page = ledger_page(write_ledger(tmp_path, diagnose=diagnose))
     assert "<td>a|b&lt;i&gt;[c]*</td>" in page and "<h2>1. a|b&lt;i&gt;[c]*: healthy</h2>" in page
     assert "<li>" in page and "|---|" not in page and "<i>" not in page

@@ -47,9 +47,10 @@ def ablate(
     if dry_run:
         emit_json(runs.to_dict()) if as_json else _print_plan(runs)
         return
+    from arcuate.doctor import diagnose
     from arcuate.insight.ablation import report_ablation
 
-    result = report_ablation(runs)
+    result = report_ablation(runs, diagnose=diagnose)
     emit_json(result.to_dict()) if as_json else _print_result(result)
     if runs.signal is not None:
         say(f"stopped by {runs.signal.name}; run the same command again to continue")

@@ -20,6 +20,16 @@ def board(
     ] = None,
 ) -> None:
     """Serve one page for all runs, updated while they train (extra: live)."""
+    from arcuate.doctor import diagnose
+    from arcuate.doctor.page import diagnosis_page
     from arcuate.insight.board import prepare_board
 
-    prepare_board(folder, host=host, port=port, token=token).run()
+    prepared = prepare_board(
+        folder,
+        host=host,
+        port=port,
+        token=token,
+        diagnose=diagnose,
+        diagnosis_page=lambda run: diagnosis_page(diagnose(run)),
+    )
+    prepared.run()

@@ -12,7 +12,7 @@ from arcuate.cli.console import emit_json, out, percent, print_table, progress, 
 from arcuate.errors import UserError
 
 if TYPE_CHECKING:
-    from arcuate.insight.doctor import Diagnosis
+    from arcuate.doctor import Diagnosis
 
 _COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plateaued": "yellow", "overfit": "yellow"}
 
@@ -44,8 +44,8 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Diagnose a training run: verdict, first step affected, evidence, likely causes and remedies."""
-    from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
-    from arcuate.insight.doctor.remedy import check_remedy_file
+    from arcuate.doctor import diagnose, try_remedy, write_remedy
+    from arcuate.doctor.remedy import check_remedy_file
 
     if out_folder is not None and not try_it:
         raise UserError("--out names the folder of the run that --try trains: add --try, or omit --out")

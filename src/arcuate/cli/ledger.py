@@ -16,10 +16,11 @@ def ledger(
     out: Annotated[Path | None, typer.Option("--out", help="Output file; default: print to stdout.")] = None,
 ) -> None:
     """Write the run diary from the run folders: purpose, changes, result, finding."""
+    from arcuate.doctor import diagnose
     from arcuate.insight.ledger import write_ledger
 
     with progress("reading runs") as report:
-        text = write_ledger(folder, out, progress=report)
+        text = write_ledger(folder, out, diagnose=diagnose, progress=report)
     if out is None:
         console.print(text, markup=False, soft_wrap=True, end="")
     else:

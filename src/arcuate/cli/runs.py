@@ -24,10 +24,11 @@ def runs(
     ] = False,
 ) -> None:
     """List runs: verdict, best error rate, WER, steps, target, and changes relative to the parent run."""
+    from arcuate.doctor import diagnose
     from arcuate.insight.runs import list_runs
 
     with progress("reading runs") as report:
-        found = list_runs(folder, progress=report)
+        found = list_runs(folder, diagnose=diagnose, progress=report)
     if as_json:
         emit_json(found.to_dicts())
         return

@@ -31,9 +31,9 @@ from arcuate.experiments.ablation import (
     overview,
 )
 from arcuate.files import fields_to_dict, to_frame, write_json, write_text
-from arcuate.insight.doctor import diagnose
 from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render, standalone_svg
+from arcuate.insight.runs import Diagnose
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
 from arcuate.progress import counted
 
@@ -162,8 +162,12 @@ class AblationResult:
         return to_frame({"factor": name, **effect.to_dict()} for name, effect in effects if effect)
 
 
-def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = None) -> AblationResult:
+def judge_ablation(
+    experiment: Experiment, failed: Mapping[Path, str] | None = None, *, diagnose: Diagnose | None = None
+) -> AblationResult:
     """Test every effect for which all runs of both arms are complete and scored; `failed` lists runs that failed.
+
+    The verdicts of the arms are those of `diagnose`; without it they have none.
 
     A run that is unfinished, failed or was stopped by the guard is excluded from all effects, and so are the other
     seeds of its arm: an arm without its failed seeds would look better than it is.
@@ -201,7 +205,7 @@ def judge_ablation(experiment: Experiment, failed: Mapping[Path, str] | None = N
         if (reason := missing_reason(experiment, cell))
     )
     arms = tuple(
-        ArmResult(arm.name, _describe_arm(arm), rates.get(arm.name), _count_verdicts(runs.get(arm.name, ())))
+        ArmResult(arm.name, _describe_arm(arm), rates.get(arm.name), _count_verdicts(runs.get(arm.name, ()), diagnose))
         for arm in experiment.arms
     )
     return AblationResult(
@@ -250,10 +254,13 @@ def _describe_arm(arm: Arm) -> str:
     return "all changed" if len(arm.changed) > 1 and arm.name not in arm.changed else f"{arm.name} changed"
 
 
-def _count_verdicts(scores: Sequence[RunScores]) -> dict[str, int]:
+def _count_verdicts(scores: Sequence[RunScores], diagnose: Diagnose | None) -> dict[str, int]:
+    if diagnose is None:
+        return {}
+
     def verdict(run_scores: RunScores) -> str:
         try:
-            return diagnose(run_scores.run.path).primary
+            return str(diagnose(run_scores.run.path).primary)
         except UserError:
             return "unreadable"
 
@@ -335,9 +342,9 @@ def _enumerate(names: Sequence[str]) -> str:
 # Output files.
 
 
-def report_ablation(runs: AblationRuns) -> AblationResult:
+def report_ablation(runs: AblationRuns, *, diagnose: Diagnose | None = None) -> AblationResult:
     """Judge an ablation; write ablation.json, ablation.html and the figures into its folder if any run is scored."""
-    result = judge_ablation(runs.experiment, runs.failed)
+    result = judge_ablation(runs.experiment, runs.failed, diagnose=diagnose)
     folder = result.experiment.out
     if result.runs:
         write_json(folder / "ablation.json", result.to_dict())

@@ -15,14 +15,12 @@ from arcuate.errors import UserError
 from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.insight.comparison import compare, comparison_page
-from arcuate.insight.doctor import diagnose
-from arcuate.insight.doctor.page import diagnosis_page
 from arcuate.insight.ledger import ledger_page, write_ledger
 from arcuate.insight.overlay import is_simulated, overlaid_figures
 from arcuate.insight.render import environment, render_part, style_sheet, typeset, vega_bundle
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
-from arcuate.insight.runs import RunEntry, find_parent, find_runs, missing_folder, read_entry
+from arcuate.insight.runs import Diagnose, RunEntry, find_parent, find_runs, missing_folder, read_entry
 from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
@@ -48,6 +46,8 @@ _STORED_POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _MAX_PAGE_BYTES = 2**27
+
+DiagnosisPage = Callable[[Path], str]  # makes the page of the doctor for a run folder
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Board:
     """The runs of a folder. A thread keeps the rows up to date; `version` increases with every change."""
 
     folder: Path
+    diagnose: Diagnose | None = field(default=None, repr=False)
     version: int = 0
     _cache: dict[Path, _CachedRun] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -160,7 +161,7 @@ class Board:
         for path, signature in changed:
             if self._stop.wait(_PAUSE_S) or (deadline is not None and time.monotonic() > deadline):
                 return
-            entry = read_entry(path, self._name(path))
+            entry = read_entry(path, self._name(path), self.diagnose)
             self._put(path, _CachedRun(signature, _full_row(entry, self._earlier(entry)), entry))
 
     def _list(self) -> list[Path]:
@@ -295,6 +296,7 @@ class PreparedBoard:
     board: Board
     access: Access
     listener: socket.socket
+    diagnosis_page: DiagnosisPage | None = None
 
     @property
     def url(self) -> str:
@@ -303,25 +305,34 @@ class PreparedBoard:
     def run(self) -> None:
         from arcuate.live.web import bounded_config, run_until_signal
 
-        config = bounded_config(make_app(self.board, self.access))
+        config = bounded_config(make_app(self.board, self.access, self.diagnosis_page))
         logger.info(f"open {self.url}  (Ctrl-C to stop)")
         run_until_signal(config, self.listener)
 
 
 def prepare_board(
-    folder: str | Path = "runs", *, host: str = "127.0.0.1", port: int = 8766, token: str | None = None
+    folder: str | Path = "runs",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8766,
+    token: str | None = None,
+    diagnose: Diagnose | None = None,
+    diagnosis_page: DiagnosisPage | None = None,
 ) -> PreparedBoard:
-    """Check the options of the board. The folder may be empty; runs appear when they start."""
+    """Check the options of the board. The folder may be empty; runs appear when they start.
+
+    The verdicts are those of `diagnose`, and `diagnosis_page` makes the page of one run; without them there are none.
+    """
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(missing_folder(folder))
     access = make_access(host, token)
-    return PreparedBoard(Board(folder), access, bind(host, port))
+    return PreparedBoard(Board(folder, diagnose), access, bind(host, port), diagnosis_page)
 
 
-def make_app(board: Board, access: Access) -> "FastAPI":
+def make_app(board: Board, access: Access, diagnosis_page: DiagnosisPage | None = None) -> "FastAPI":
     """Create the app: the page, its data, and the pages of single runs, rendered on demand."""
     from fastapi import FastAPI, Query, Request, Response
     from fastapi.responses import HTMLResponse, PlainTextResponse
@@ -407,7 +418,10 @@ def make_app(board: Board, access: Access) -> "FastAPI":
 
     @app.get("/doctor")
     def doctor(run: str) -> Response:
-        return page(lambda: diagnosis_page(diagnose(board.run(run).path)))
+        if diagnosis_page is None:
+            raise UserError("this board was started without the doctor")
+        path = board.run(run).path
+        return page(lambda: diagnosis_page(path))
 
     @app.get("/ablation")
     def ablation(run: str) -> Response:
@@ -430,7 +444,7 @@ def make_app(board: Board, access: Access) -> "FastAPI":
     @app.get("/ledger")
     def ledger() -> Response:
         simulated = any(row.simulated for row in board.rows())
-        return page(lambda: ledger_page(write_ledger(board.folder), simulated=simulated))
+        return page(lambda: ledger_page(write_ledger(board.folder, diagnose=board.diagnose), simulated=simulated))
 
     return app
 

@@ -16,7 +16,7 @@ from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, read_json, write_text
 from arcuate.insight.render import render
-from arcuate.insight.runs import SEED_SETTINGS, Parent, RunEntry, differ_only_in_seed, list_runs
+from arcuate.insight.runs import SEED_SETTINGS, Diagnose, Parent, RunEntry, differ_only_in_seed, list_runs
 from arcuate.insight.scores import (
     ALPHA,
     check_same_trials,
@@ -37,10 +37,16 @@ _MAX_VALUE = 160  # characters
 _SPLITS = ("val", "dev", "test")
 
 
-def write_ledger(folder: str | Path, out: str | Path | None = None, *, progress: Progress | None = None) -> str:
-    """Return the run diary of a folder as Markdown, and write it to `out` if that is given."""
+def write_ledger(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    diagnose: Diagnose | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Return the run diary of a folder as Markdown with the verdicts of `diagnose`, and write it to `out` if given."""
     check_output(out, "# Run diary", "DIARY.md")
-    runs = list_runs(folder, progress=progress)
+    runs = list_runs(folder, diagnose=diagnose, progress=progress)
     parts = [
         f"# Run diary: {escape_markdown(runs.folder.resolve().name)}",
         _introduction(runs.entries),

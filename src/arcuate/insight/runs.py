@@ -14,7 +14,6 @@ from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import read_json, to_frame
-from arcuate.insight.doctor import Diagnosis, diagnose
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress, counted
 from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason
@@ -29,6 +28,8 @@ _EXECUTION_SETTINGS = (
 )
 SEED_SETTINGS = ("train.seed", "data.seed")
 
+Diagnose = Callable[[Path], Any]  # `arcuate.doctor.diagnose`, passed in because the doctor is built on this package
+
 
 @dataclass(frozen=True)
 class LogSummary:
@@ -41,6 +42,17 @@ class LogSummary:
     seconds: float | None = None
     best_wer: float | None = None  # lowest WER of any validation, with validate.words
     validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a list of runs states of a diagnosis, without its curves."""
+
+    primary: str
+    secondary: tuple[str, ...] = ()
+    since_step: int | None = None
+    evidence: tuple[str, ...] = ()
+    suggestion: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class RunEntry:
     recipe: Recipe | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     logged: LogSummary = LogSummary()
-    diagnosis: Diagnosis | None = None
+    diagnosis: Verdict | None = None
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split[.label] -> summary
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # split -> summary of the decoding to words
     n_incidents: int = 0
@@ -224,14 +236,17 @@ class RunList:
         return to_frame(self.to_dicts())
 
 
-def list_runs(folder: str | Path, *, progress: Progress | None = None) -> RunList:
-    """Read all runs in and below a folder; damaged ones are listed with their problems."""
+def list_runs(folder: str | Path, *, diagnose: Diagnose | None = None, progress: Progress | None = None) -> RunList:
+    """Read all runs in and below a folder; damaged ones are listed with their problems.
+
+    The verdicts are those of `diagnose`; without it the runs have none.
+    """
     folder = Path(folder)
     paths = find_runs(folder)
     entries = []
     for i, path in enumerate(paths):
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
-        entries.append(read_entry(path, name))
+        entries.append(read_entry(path, name, diagnose))
         if progress:
             progress(i + 1, len(paths), "reading runs")
     entries.sort(key=lambda e: (not e.started, e.started, e.name))
@@ -280,7 +295,7 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / "recipe.yaml").is_file() and (folder / "checkpoints").is_dir()
 
 
-def read_entry(path: Path, name: str) -> RunEntry:
+def read_entry(path: Path, name: str, diagnose: Diagnose | None = None) -> RunEntry:
     """Read what can be read of a run and record what cannot as problems."""
     run, problems = Run(path), []
 
@@ -294,8 +309,7 @@ def read_entry(path: Path, name: str) -> RunEntry:
     recipe = attempt(lambda: run_recipe(run), None)
     environment = attempt(run.environment, {})
     rows = attempt(run.metrics, None)
-    planned = recipe.train.steps if recipe else None
-    diagnosis = attempt(lambda: diagnose(run.path, planned_steps=planned), None) if rows != [] else None
+    diagnosis = attempt(lambda: diagnose(run.path), None) if diagnose is not None and rows != [] else None
     if rows is None and diagnosis is not None and diagnosis.last_step is None:
         diagnosis = None  # nothing of the log is left
     if rows is not None:
@@ -312,7 +326,11 @@ def read_entry(path: Path, name: str) -> RunEntry:
         recipe=recipe,
         environment=environment,
         logged=logged,
-        diagnosis=replace(diagnosis, log=None) if diagnosis else None,
+        diagnosis=Verdict(
+            diagnosis.primary, diagnosis.secondary, diagnosis.since_step, diagnosis.evidence, diagnosis.suggestion
+        )
+        if diagnosis
+        else None,
         results={name: summary for name, summary in summaries.items() if name.partition(".")[2] != WORDS_LABEL},
         words={
             name.partition(".")[0]: summary

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.errors import UserError
-from arcuate.insight.doctor.columns import (
+from arcuate.doctor.columns import (
     HELD_OUT,
     METRICS,
     TRAIN,
@@ -26,6 +25,7 @@ from arcuate.insight.doctor.columns import (
     scan_line,
     split_words,
 )
+from arcuate.errors import UserError
 
 _BLOCK = 1 << 20  # characters
 _LONGEST_LINE = 1 << 26  # characters

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.insight.doctor import diagnose
+from arcuate.doctor import diagnose
 from support.cli import one_object
 from support.forking import arcuate
 

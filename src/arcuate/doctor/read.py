@@ -14,12 +14,8 @@ import numpy as np
 
 from arcuate.config import to_tree
 from arcuate.data.alphabet import error_rate_name, recorded_classes
-from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
-from arcuate.files import read_json
-from arcuate.hub import local_path
-from arcuate.insight.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
-from arcuate.insight.doctor.read_formats import (
+from arcuate.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
+from arcuate.doctor.read_formats import (
     find_delimiter,
     is_event_file,
     is_keyed_by_step,
@@ -32,8 +28,12 @@ from arcuate.insight.doctor.read_formats import (
     read_mlflow,
     read_tree,
 )
-from arcuate.insight.doctor.read_text import detect_encoding, is_document, line_blocks, read_head, read_text
-from arcuate.insight.doctor.training_log import Series, TrainingLog, assemble_logs
+from arcuate.doctor.read_text import detect_encoding, is_document, line_blocks, read_head, read_text
+from arcuate.doctor.training_log import Series, TrainingLog, assemble_logs
+from arcuate.errors import UserError
+from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
+from arcuate.files import read_json
+from arcuate.hub import local_path
 from arcuate.run import Run, open_run
 from arcuate.training.config import coupling_warnings
 from arcuate.training.schedule import learning_rate

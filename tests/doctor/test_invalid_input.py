@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arcuate.doctor import VERDICTS, columns, diagnose
+from arcuate.doctor.page import diagnosis_page
 from arcuate.errors import UserError
 from arcuate.evaluation.charts.images import png
 from arcuate.files import to_json_line
-from arcuate.insight.doctor import VERDICTS, columns, diagnose
-from arcuate.insight.doctor.page import diagnosis_page
 from support.cli import assert_refused, one_object
 from support.counts import count
 from support.doctor_logs import falling, log, write_jsonl
@@ -186,10 +186,7 @@ def test_diagnose_does_not_import_torch(tmp_path: Path) -> None:
     import sys
 
     path = write_jsonl(tmp_path / "log", RUN)
-    code = (
-        "import sys; from pathlib import Path; from arcuate.insight.doctor import diagnose;"
-        f" diagnose(Path({str(path)!r}));"
-    )
+    code = f"import sys; from pathlib import Path; from arcuate.doctor import diagnose; diagnose(Path({str(path)!r}));"
     subprocess.run([sys.executable, "-c", code + " assert 'torch' not in sys.modules"], check=True)
 
 

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from doctor_dialects import DIALECTS
 
+from arcuate.doctor import Diagnosis, diagnose
+from arcuate.doctor.columns import parse_column_name
+from arcuate.doctor.read import read_logs
+from arcuate.doctor.read_formats import masked_crc, masked_crcs
 from arcuate.errors import UserError
-from arcuate.insight.doctor import Diagnosis, diagnose
-from arcuate.insight.doctor.columns import parse_column_name
-from arcuate.insight.doctor.read import read_logs
-from arcuate.insight.doctor.read_formats import masked_crc, masked_crcs
 from support.doctor_logs import falling, log, write_jsonl
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))

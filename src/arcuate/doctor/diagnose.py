@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.doctor.causes import find_causes, first_suggestion
+from arcuate.doctor.data_check import DataCheck, DataFault, check_data
+from arcuate.doctor.measurements import Measurements
+from arcuate.doctor.read import LogFile, read_logs
+from arcuate.doctor.recipe_checks import Cause
+from arcuate.doctor.remedy import Remedy, make_remedy
+from arcuate.doctor.rules import apply_rules, secondary_verdicts
+from arcuate.doctor.training_log import TrainingLog
 from arcuate.errors import UserError
 from arcuate.files import check_output, fields_to_dict, write_text
-from arcuate.insight.doctor.causes import find_causes, first_suggestion
-from arcuate.insight.doctor.data_check import DataCheck, DataFault, check_data
-from arcuate.insight.doctor.measurements import Measurements
-from arcuate.insight.doctor.read import LogFile, read_logs
-from arcuate.insight.doctor.recipe_checks import Cause
-from arcuate.insight.doctor.remedy import Remedy, make_remedy
-from arcuate.insight.doctor.rules import apply_rules, secondary_verdicts
-from arcuate.insight.doctor.training_log import TrainingLog
 from arcuate.progress import Progress, percent
 
 # If several verdicts apply, the first of them in this order is the primary one.
@@ -79,8 +79,8 @@ class Diagnosis:
 
     def plot(self) -> Any:
         """The error rate over its reference band as an Altair chart."""
+        from arcuate.doctor.page import diagnosis_chart  # which imports this module
         from arcuate.evaluation.charts.base import for_notebook
-        from arcuate.insight.doctor.page import diagnosis_chart  # which imports this module
 
         chart = diagnosis_chart(self.runs[0] if self.runs else self)
         if chart is None:
@@ -126,7 +126,7 @@ def diagnose(
     runs = tuple(_diagnose_log(log, file, dataset, planned_steps) for log in file.logs)
     diagnosis = _with_faults(runs[0], checked) if len(runs) == 1 else _restarted(runs, file)
     if html is not None:
-        from arcuate.insight.doctor.page import diagnosis_page  # which imports this module
+        from arcuate.doctor.page import diagnosis_page  # which imports this module
 
         write_text(Path(html), diagnosis_page(diagnosis))
     return diagnosis
@@ -319,7 +319,7 @@ class Reference:
 
 @cache
 def _packaged() -> dict[str, Any]:
-    file = files("arcuate") / "insight" / "doctor" / "reference_curves.json"
+    file = files("arcuate") / "doctor" / "reference_curves.json"
     return dict(json.loads(file.read_text("utf-8")))
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from arcuate.insight.doctor.diagnose import measure
-from arcuate.insight.doctor.rules import Finding, apply_rules
-from arcuate.insight.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.diagnose import measure
+from arcuate.doctor.rules import Finding, apply_rules
+from arcuate.doctor.training_log import Series, TrainingLog
 from support.doctor_logs import STEPS, falling, log
 
 GOOD = falling()

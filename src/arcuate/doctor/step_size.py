@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from arcuate.insight.doctor.measurements import Measurements, non_finite_gradients, non_finite_losses
-from arcuate.insight.doctor.training_log import Series, running_median
+from arcuate.doctor.measurements import Measurements, non_finite_gradients, non_finite_losses
+from arcuate.doctor.training_log import Series, running_median
 
 SHORT_PATH = 0.15  # total path of a weight below which hardly anything can be learnt
 GOOD_PATH = 1.0  # path of the packaged and official recipes: 0.9 (tiny) to several hundred

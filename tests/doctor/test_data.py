@@ -11,9 +11,9 @@ import pytest
 
 from arcuate.data.alphabet import SILENCE, token_names
 from arcuate.data.store import MANIFEST_FILE, Store, session_path
+from arcuate.doctor import check_data, diagnose
 from arcuate.errors import UserError
 from arcuate.files import read_json, write_json, write_jsonl
-from arcuate.insight.doctor import check_data, diagnose
 from arcuate.run import Run
 from support.cli import NO_TORCH
 from support.fabricate_runs import make_run

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from arcuate.config import parse_yaml
-from arcuate.insight.doctor.log_checks import check_log
-from arcuate.insight.doctor.measurements import CONSTANT_OUTPUT_PER, Measurements
-from arcuate.insight.doctor.recipe_checks import (
+from arcuate.doctor.log_checks import check_log
+from arcuate.doctor.measurements import CONSTANT_OUTPUT_PER, Measurements
+from arcuate.doctor.recipe_checks import (
     OVERFIT,
     SLOW,
     STUCK,
@@ -23,8 +23,8 @@ from arcuate.insight.doctor.recipe_checks import (
     check_recipe,
     make_cause,
 )
-from arcuate.insight.doctor.rules import LOSS_TREND, Finding
-from arcuate.insight.doctor.step_size import GOOD_PATH, LARGE_STEP, SHORT_PATH, StepSize, judge_step_size
+from arcuate.doctor.rules import LOSS_TREND, Finding
+from arcuate.doctor.step_size import GOOD_PATH, LARGE_STEP, SHORT_PATH, StepSize, judge_step_size
 
 _ASSIGNMENT = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)+)=([\w.+-]+?),?")  # a setting within a sentence
 _TIME_MASKS: dict[str, Any] = {"augment.time_masks.n_masks": 20, "augment.time_masks.max_fraction": 0.075}

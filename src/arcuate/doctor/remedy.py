@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arcuate.config import override_list, to_yaml_line
+from arcuate.doctor.recipe_checks import CERTAIN, STRONG, Cause
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import check_writable, fields_to_dict, write_text
-from arcuate.insight.doctor.recipe_checks import CERTAIN, STRONG, Cause
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, check_run_folder, open_run
 
 if TYPE_CHECKING:
+    from arcuate.doctor.diagnose import Diagnosis
     from arcuate.insight.comparison import Comparison
-    from arcuate.insight.doctor.diagnose import Diagnosis
 
 _WIDTH = 100  # line width of comments in the recipe
 # Only one of these is changed at a time, because each of them alone corrects the size of the updates.

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.errors import UserError
-from arcuate.insight.doctor.columns import (
+from arcuate.doctor.columns import (
     METRICS,
     Collector,
     ColumnMeaning,
@@ -20,7 +19,8 @@ from arcuate.insight.doctor.columns import (
     parse_numbers,
     scan_config,
 )
-from arcuate.insight.doctor.read_text import line_blocks
+from arcuate.doctor.read_text import line_blocks
+from arcuate.errors import UserError
 
 # Tables with a header.
 

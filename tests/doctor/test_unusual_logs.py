@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.doctor import Diagnosis, diagnose
 from arcuate.errors import UserError
-from arcuate.insight.doctor import Diagnosis, diagnose
 from support.doctor_logs import falling
 
 PER, LOSS = falling(n=60), falling(6.5, 0.8, n=60)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arcuate.config import to_yaml_line
-from arcuate.insight.doctor.measurements import Measurements
-from arcuate.insight.doctor.step_size import StepSize
+from arcuate.doctor.measurements import Measurements
+from arcuate.doctor.step_size import StepSize
 from arcuate.progress import logger as _logger
 
 CERTAIN = 1.6  # score of a cause that the log proves

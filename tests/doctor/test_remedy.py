@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arcuate.doctor import diagnose, try_remedy, write_remedy
+from arcuate.doctor.measurements import Measurements
+from arcuate.doctor.page import diagnosis_page
+from arcuate.doctor.step_size import judge_step_size
+from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import diff_recipes, load_recipe
 from arcuate.experiments.train import train
-from arcuate.insight.doctor import diagnose, try_remedy, write_remedy
-from arcuate.insight.doctor.measurements import Measurements
-from arcuate.insight.doctor.page import diagnosis_page
-from arcuate.insight.doctor.step_size import judge_step_size
-from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
 from support.fabricate_runs import make_run, stuck_run

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from arcuate.insight.doctor.measurements import Measurements
-from arcuate.insight.doctor.recipe_checks import CERTAIN, Cause
-from arcuate.insight.doctor.step_size import LARGE_STEP, StepSize
-from arcuate.insight.doctor.training_log import running_median
+from arcuate.doctor.measurements import Measurements
+from arcuate.doctor.recipe_checks import CERTAIN, Cause
+from arcuate.doctor.step_size import LARGE_STEP, StepSize
+from arcuate.doctor.training_log import running_median
 
 _OFF_SCHEDULE = 1.5  # ratio of the logged to the scheduled learning rate
 _ABOVE_PEAK = 1.2  # ratio to the highest learning rate of the schedule

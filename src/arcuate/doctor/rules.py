@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.insight.doctor.measurements import (
+from arcuate.doctor.measurements import (
     CONSTANT_OUTPUT_PER,
     Measurements,
     first_jump,

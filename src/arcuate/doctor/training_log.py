@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.insight.doctor.columns import Collector, Column, ColumnKey, parse_column_name
+from arcuate.doctor.columns import Collector, Column, ColumnKey, parse_column_name
 
 _HUGE = 1e30
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from arcuate.config import to_tree
+from arcuate.doctor import VERDICTS, Diagnosis, diagnose
+from arcuate.doctor.causes import find_causes
+from arcuate.doctor.diagnose import measure
+from arcuate.doctor.rules import Finding
+from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.insight.doctor import VERDICTS, Diagnosis, diagnose
-from arcuate.insight.doctor.causes import find_causes
-from arcuate.insight.doctor.diagnose import measure
-from arcuate.insight.doctor.rules import Finding
-from arcuate.insight.doctor.training_log import Series, TrainingLog
 from arcuate.run import Run, create_run
 from support.doctor_logs import STEPS, falling
 
