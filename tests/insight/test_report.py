@@ -574,16 +574,16 @@ def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", n_examples=0)
     file = run.measurement_file("robustness", "val")
     file.parent.mkdir()
-    per = {"undefended": [0.3, 0.5], "all defences": [0.25, 0.3]}
+    per = {"undefended": [0.3, 0.5], "renormalised": [0.25, 0.3]}
     found = {
         "clean_per": 0.2,
         "n_trials": 40,
-        "mce": {"undefended": 0.4, "all defences": 0.275},
+        "mce": {"undefended": 0.4, "renormalised": 0.275},
         "corruptions": [{"name": "dead array", "per": per}],
     }
     write_json(file, found)
     page, outline = report(run)
-    assert "robustness" in outline.ids and "27.5\u202f% with all defences" in page and "dead array" in page
+    assert "robustness" in outline.ids and "27.5\u202f% renormalised" in page and "dead array" in page
     for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
         write_json(file, damaged)
         assert robustness_section(read_run_data(run)) is None

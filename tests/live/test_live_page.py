@@ -19,7 +19,7 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.evaluation.shortcuts import FloorRates
+from arcuate.evaluation.floor import FloorRates
 from arcuate.live import images
 from arcuate.live.input import Chunk, End, Mark
 from support.live_parts import bins

@@ -80,13 +80,7 @@ def robustness(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     split: Annotated[str, typer.Option(help="val, test, dev or train.")] = "val",
     data: Annotated[Path | None, typer.Option(help="Store; default: the store of the training run.")] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
-    corruption: Annotated[list[str] | None, typer.Option(help="Run only this corruption; may be repeated.")] = None,
     trials: Annotated[int, typer.Option(min=0, help="Maximum number of trials; 0 = all.")] = 100,
-    defences: Annotated[
-        bool, typer.Option("--defences/--no-defences", help="Also measure each defence against corruption.")
-    ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the corruptions.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the error rate on corrupted input: dead or permuted channels, drift, lost packets, noise."""
@@ -98,11 +92,7 @@ def robustness(
             run,
             split=split,
             data=data,
-            checkpoint=checkpoint,
-            corruptions=corruption or (),
-            defend=defences,
             n_trials=trials or None,
-            seed=seed,
             progress=report,
         )
     if as_json:
@@ -113,3 +103,18 @@ def robustness(
     heading = f"{error_rate_name(result.classes)}, mean of severities"
     print_table((heading, *names), rows, title=f"Robustness ({split})", right=names)
     out.print(result.summary(), soft_wrap=True)
+
+
+@_bench_app.command("floor")
+def floor(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    split: Annotated[str, typer.Option(help="val, test, dev or train.")] = "val",
+    data: Annotated[Path | None, typer.Option(help="Store; default: the store of the training run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train the recipe of a run on input without neural information, and score it: a lower bound for error rates."""
+    from arcuate.experiments.floor import measure_floor
+
+    with progress("training without neural information") as report:
+        result = measure_floor(run, split=split, data=data, progress=report)
+    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)

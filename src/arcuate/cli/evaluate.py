@@ -45,15 +45,6 @@ def evaluate(
     setting: AdaptSetting = None,
     views: Views = 1,
     view_noise: ViewNoise = 0.2,
-    floor: Annotated[
-        bool,
-        typer.Option(
-            "--floor", help="Detect shortcuts in the data: train the recipe on input without neural information."
-        ),
-    ] = False,
-    floor_steps: Annotated[
-        int | None, typer.Option(min=1, help="With --floor: training steps; default: as in the recipe.")
-    ] = None,
     confidence: Annotated[
         bool, typer.Option("--confidence", help="Decode to words and measure the calibration of their confidences.")
     ] = False,
@@ -78,30 +69,10 @@ def evaluate(
     }
     others = adapt is not None or session or setting or label or scores or search or beam or views > 1 or head != "ctc"
     if confidence:
-        if others or floor or floor_steps:
+        if others:
             raise UserError("--confidence accepts only --split, --data, --checkpoint, --lm, --lexicon and --config")
         print_confidence(run, split, data, checkpoint, lm or "default", lexicon, config, as_json)
         return
-    if floor:
-        from arcuate.experiments.floor import measure_floor
-
-        if others or config:
-            raise UserError("--floor accepts only --split, --data, --checkpoint, --lm, --lexicon and --floor-steps")
-        with progress("training without neural information") as report:
-            found = measure_floor(
-                run,
-                split=split,
-                data=data,
-                checkpoint=checkpoint,
-                steps=floor_steps,
-                lm=lm or "default",
-                lexicon=lexicon,
-                progress=report,
-            )
-        emit_json(found.to_dict()) if as_json else out.print(found.summary(), soft_wrap=True)
-        return
-    if floor_steps is not None:
-        raise UserError("--floor-steps requires --floor; add it")
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
         from arcuate.evaluation.evaluate import check_views

@@ -1,25 +1,21 @@
-"""Corruption of stored trials for the robustness benchmark, and defences that repair the input at test time.
+"""Corruption of stored trials for the robustness benchmark, and a store that changes trials when they are read.
 
 Each corruption has five severities and is a function of (seed, corruption, session, trial). Faults of the hardware
 (dead or permuted channels, gains, thresholds, drift) are the same in all trials of a session; transient faults (lost
 packets, jitter, bursts) differ between trials. Normalisation statistics are those of the clean bins, as if measured
-before the fault; the defence `renormalise` replaces them by those of the corrupted bins.
+before the fault, unless the store is renormalised.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from arcuate.data.seeds import derive_seed
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.data.store import Store, TrialInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
-DEFENCES = ("interpolate", "gate", "remap", "renormalise")
-_BURST = 5.0  # a bin is noise if its activity exceeds the usual level by this many times the spread of quiet bins
-_EXPLAINED = 0.3  # largest fraction of the distance between statistics that may remain after channels are moved
 _LINE_HZ, _BINS_PER_SECOND = 60.0, 50.0  # in bins of 20 ms, 60 Hz is aliased to 10 Hz
 
 
@@ -148,137 +144,62 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 }
 
 
-class CorruptedStore(Store):
-    """A store that corrupts trials, and repairs them by defences, when they are read."""
+class ChangedStore(Store):
+    """A store whose trials are changed when they are read; nothing is written.
+
+    With `renormalise`, the statistics of a trial are those of the changed trials of its block and split.
+    """
 
     def __init__(
-        self, store: Store, corruption: Corruption | None, severity: int, defences: Sequence[str] = (), seed: int = 0
+        self, store: Store, change: Callable[[TrialInfo], np.ndarray] | None, renormalise: bool = False
     ) -> None:
-        vars(self).update(vars(store))  # the same files and manifest; nothing is written
-        self._source, self._corruption, self._severity = store, corruption, severity
-        self._defences, self._seed = tuple(defences), seed
+        vars(self).update(vars(store))  # the same files and manifest
+        self._files = {}  # own file handles, because training closes its store
+        self._source, self._change, self._renormalise = store, change or store.read_bins, renormalise
         self._of_block: dict[tuple[str, int, str, bool], Statistics] = {}
-        n_kinds = 1 + str(store.manifest.get("features", "")).split(":")[0].count("+")
-        self._n_electrodes = store.n_channels // n_kinds if store.n_channels % n_kinds == 0 else store.n_channels
-        self._orders: dict[str, np.ndarray] = {}
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
-        bins = self._corrupted(info)
-        missing, lost = ~bins.any(axis=1), np.zeros(len(bins), bool)
-        if "gate" in self._defences:
-            lost[~missing] = find_bursts(bins[~missing])
-        if "interpolate" in self._defences:
-            lost |= missing
-        bins = interpolate(bins, lost)
-        if "remap" in self._defences:
-            bins = bins[:, self._remapping(info.session)]
-        bins = bins.astype(np.float32)
+        bins = self._change(info).astype(np.float32, copy=False)
         if out is None:
             return bins
         out[...] = bins
         return out
 
     def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
-        return self._renormalised(info, log) or self._source.block_statistics(info, log)
+        return self._changed(info, log) if self._renormalise else self._source.block_statistics(info, log)
 
     def past_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
-        return self._renormalised(info, log) or self._source.past_statistics(info, log)
+        return self._changed(info, log) if self._renormalise else self._source.past_statistics(info, log)
 
-    def _corrupted(self, info: TrialInfo) -> np.ndarray:
-        bins = self._source.read_bins(info)
-        if self._corruption is None:
-            return bins
-        fault = _Fault(
-            self._corruption.levels[self._severity - 1],
-            self._source.block_statistics(info),
-            np.random.default_rng(derive_seed(self._seed, self._corruption.name, info.session)),
-            np.random.default_rng(derive_seed(self._seed, self._corruption.name, info.id)),
-            np.arange(bins.shape[1]) % self._n_electrodes,
-        )
-        return self._corruption.apply(bins, fault)
-
-    def _block(self, info: TrialInfo) -> list[TrialInfo]:
-        return [t for t in self.trials if (t.session, t.block, t.split) == (info.session, info.block, info.split)]
-
-    def _renormalised(self, info: TrialInfo, log: bool) -> Statistics | None:
-        """Statistics of the corrupted trials of the same block and split; None without this defence."""
-        if "renormalise" not in self._defences:
-            return None
+    def _changed(self, info: TrialInfo, log: bool) -> Statistics:
+        """Statistics of the changed trials of the same block and split."""
         key = (info.session, info.block, info.split, log)
         if key not in self._of_block:
             total = RunningStatistics.empty(self.n_channels)
-            for trial in self._block(info):
-                bins = self.read_bins(trial)
-                total = total.merge(RunningStatistics.from_bins(signed_log(bins) if log else bins))
+            for trial in self.trials:
+                if (trial.session, trial.block, trial.split) == key[:3]:
+                    bins = self.read_bins(trial)
+                    total = total.merge(RunningStatistics.from_bins(signed_log(bins) if log else bins))
             self._of_block[key] = total.statistics()
         return self._of_block[key]
 
-    def _remapping(self, session: str) -> np.ndarray:
-        """Channel order of a session that best matches its stored statistics."""
-        if session not in self._orders:
-            trials = [t for t in self.trials if t.session == session][:8]
-            observed = RunningStatistics.empty(self.n_channels)
-            for trial in trials:
-                observed = observed.merge(RunningStatistics.from_bins(self._corrupted(trial)))
-            known = [self._source.block_statistics(t) for t in trials]
-            mean, sd = (np.mean([getattr(s, name) for s in known], axis=0) for name in ("mean", "sd"))
-            reference = Statistics(mean, sd, sum(s.n_bins for s in known))
-            self._orders[session] = match_channels(observed.statistics(), reference, self._n_electrodes)
-        return self._orders[session]
 
+def corrupt(
+    store: Store, corruption: Corruption, severity: int, *, renormalise: bool = False, seed: int = 0
+) -> ChangedStore:
+    """The store with a fault of one of the `SEVERITIES` in every trial."""
+    n_kinds = 1 + str(store.manifest.get("features", "")).split(":")[0].count("+")
+    n_electrodes = store.n_channels // n_kinds if store.n_channels % n_kinds == 0 else store.n_channels
 
-def find_bursts(bins: np.ndarray) -> np.ndarray:
-    """Mark bins whose activity over all channels is far above the usual level of the trial. (T,) bool"""
-    if not len(bins):
-        return np.zeros(0, bool)
-    low, high = np.quantile(bins, (0.2, 0.5), axis=0)
-    scale = np.maximum(high - low, 0.1 * bins.std(axis=0) + 1e-3)
-    activity = ((bins - low) / scale).mean(axis=1)
-    quiet, usual = np.quantile(activity, (0.1, 0.35))
-    return activity > usual + _BURST * (usual - quiet) + 1.0
+    def change(info: TrialInfo) -> np.ndarray:
+        bins = store.read_bins(info)
+        fault = _Fault(
+            corruption.levels[severity - 1],
+            store.block_statistics(info),
+            np.random.default_rng(derive_seed(seed, corruption.name, info.session)),
+            np.random.default_rng(derive_seed(seed, corruption.name, info.id)),
+            np.arange(bins.shape[1]) % n_electrodes,
+        )
+        return corruption.apply(bins, fault)
 
-
-def interpolate(bins: np.ndarray, lost: np.ndarray) -> np.ndarray:
-    """Replace the marked bins by linear interpolation between their neighbours; (T, C), (T,) bool."""
-    if not lost.any() or lost.all():
-        return bins
-    known, at = np.flatnonzero(~lost), np.flatnonzero(lost)
-    after = np.minimum(np.searchsorted(known, at), len(known) - 1)
-    before = np.maximum(np.searchsorted(known, at) - 1, 0)
-    left, right = known[before], known[after]
-    share = np.clip((at - left) / np.maximum(right - left, 1), 0.0, 1.0)[:, None]
-    repaired = bins.copy()
-    repaired[at] = (1 - share) * bins[left] + share * bins[right]
-    return repaired
-
-
-def match_channels(observed: Statistics, reference: Statistics, n_electrodes: int) -> np.ndarray:
-    """Order of the observed channels that matches the reference, by an optimal assignment of electrodes.
-
-    Electrodes are compared by mean and SD of all their features, relative to the SD over electrodes. A cycle of the
-    assignment is applied only if it removes most of the distance (`_EXPLAINED`): drift changes the statistics too, but
-    no permutation restores them. Silent electrodes are not moved.
-    """
-    silent = (observed.sd.reshape(-1, n_electrodes) < 1e-6).all(axis=0)
-    features = np.stack([observed.mean, observed.sd]).astype(np.float64).reshape(-1, n_electrodes)
-    target = np.stack([reference.mean, reference.sd]).astype(np.float64).reshape(-1, n_electrodes)
-    scale = np.maximum(target.std(axis=1, keepdims=True), 1e-6)
-    # (observed, reference)
-    distance = np.abs((features / scale)[:, :, None] - (target / scale)[:, None, :]).mean(axis=0)
-    live = np.flatnonzero(~silent)
-    order = np.arange(n_electrodes)  # observed electrode for each reference electrode
-    if len(live):
-        rows, columns = linear_sum_assignment(distance[np.ix_(live, live)])
-        order[live[columns]] = live[rows]
-    done = order == np.arange(n_electrodes)
-    for first in range(n_electrodes):
-        cycle, at = [], first
-        while not done[at]:
-            cycle.append(at)
-            done[at] = True
-            at = int(order[at])
-        before, after = distance[cycle, cycle].sum(), distance[order[cycle], cycle].sum()
-        if after > _EXPLAINED * before:
-            order[cycle] = cycle
-    n_kinds = len(observed.mean) // n_electrodes
-    return np.concatenate([order + kind * n_electrodes for kind in range(n_kinds)])
+    return ChangedStore(store, change, renormalise)

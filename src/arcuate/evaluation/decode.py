@@ -133,8 +133,8 @@ class Transcription(Sequence[Transcript]):
             f" CER {percent(words.cer)}; language model {self.search.lm}{heads}{caveat}\n"
         )
         rates = "" if words.wer is None else rates
-        if self.metrics.rate is not None and (rate := self.metrics.rate.summary()):
-            rates += f"{rate}\n"
+        if (pace := self.metrics.words_per_minute) is not None:
+            rates += f"{pace:.1f} words per minute, {self.metrics.correct_words_per_minute or 0:.1f} of them correct\n"
         if self.reject_below is not None:
             rest = "" if self.wer_accepted is None else f"; WER of the others {percent(self.wer_accepted)}"
             limit = f"probability below {self.reject_below:g}"
@@ -291,7 +291,6 @@ def decode(
             transcripts,
             task.description.lm,
             confidence=settings.confidence,
-            n_lexicon_words=task.description.n_lexicon_words,
         ),
         task.description,
         _tuned_on(task),

@@ -16,8 +16,7 @@ from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
-from arcuate.evaluation.metrics import Score, total
-from arcuate.evaluation.rate import CommunicationRate, communication_rate
+from arcuate.evaluation.metrics import Score, total, words_per_minute
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
@@ -70,17 +69,11 @@ class Evaluation:
         return f"Evaluation('{self.run.path}': {self.summary().splitlines()[0]})"
 
     @property
-    def rate(self) -> CommunicationRate | None:
-        """Words per minute of the labelled trials, and bits per second of the decoded tokens."""
+    def words_per_minute(self) -> float | None:
+        """Words per minute in the reference texts of the labelled trials."""
         scored = [r.trial for r in self.trials if r.score is not None]
-        return communication_rate(
-            sum(t.n_bins for t in scored) * BIN_SECONDS,
-            n_symbols=self.metrics.n_tokens,
-            error_rate=self.metrics.per,
-            n_classes=len(self.classes) - 1,  # without the blank
-            symbols=f"{token_unit(self.classes)}s",
-            n_words=sum(len(normalise_text(t.text).split()) for t in scored if t.text),
-        )
+        n_words = sum(len(normalise_text(t.text).split()) for t in scored if t.text)
+        return words_per_minute(n_words, sum(t.n_bins for t in scored) * BIN_SECONDS)
 
     @property
     def per(self) -> float | None:
@@ -117,13 +110,14 @@ class Evaluation:
             f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
             f" {counted(metrics.n_scored, split + ' trial')}{views}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
-            f"{self._rate_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
+            f"{self._speed_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
         )
 
-    def _rate_text(self) -> str:
-        parts = [self.rate.summary()] if self.rate is not None else []
-        parts += [f"delay of the model {self.delay_ms:g} ms"] if self.delay_ms is not None else []
-        return "\n" + "; ".join(p for p in parts if p) if any(parts) else ""
+    def _speed_text(self) -> str:
+        pace = self.words_per_minute
+        parts = [] if pace is None else [f"{pace:.1f} words per minute"]
+        parts += [] if self.delay_ms is None else [f"delay of the model {self.delay_ms:g} ms"]
+        return f"\n{'; '.join(parts)}" if parts else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The values, as written to results/<split>.json."""
@@ -131,7 +125,7 @@ class Evaluation:
             **self.metrics.to_dict(),
             **self.provenance.to_dict(),
             "unit": token_unit(self.classes),
-            "rate": None if self.rate is None else self.rate.to_dict(),
+            "words_per_minute": self.words_per_minute,
             "delay_ms": self.delay_ms,
             "error_reference": None if self.error_reference is None else self.error_reference.to_dict(),
             **({} if self.estimate is None else {"estimate": self.estimate.to_dict()}),

@@ -81,6 +81,11 @@ def score_text(reference: str, hypothesis: str) -> TextScore:
     return TextScore(score(reference.split(), hypothesis.split()), score(reference, hypothesis))
 
 
+def words_per_minute(n_words: int, seconds: float) -> float | None:
+    """Words per minute of recording, silence included; None without words in references or without recordings."""
+    return 60 * n_words / seconds if n_words and seconds > 0 else None
+
+
 def total(scores: Iterable[Score]) -> Score:
     """Sum of scores."""
     return sum(scores, Score())

@@ -1,4 +1,4 @@
-"""Robustness benchmark: error rate of a run on corrupted input, with and without defences at test time.
+"""Robustness benchmark: error rate of a run on corrupted input, as it is and with statistics of the corrupted block.
 
 The mean corruption error (mCE) is the mean PER over all corruptions and severities. Unlike
 in Hendrycks & Dietterich (2019), it is not divided by the error of a reference model. All corruptions are determined by
@@ -15,7 +15,7 @@ import numpy as np
 from arcuate.data.alphabet import CLASSES, error_rate_name
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.evaluation.corruption import CORRUPTIONS, DEFENCES, SEVERITIES, CorruptedStore
+from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, corrupt
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.trials import decode_trials
@@ -26,17 +26,19 @@ from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, percent
 from arcuate.run import RunLike, open_run
 
+NORMALISATIONS = ("undefended", "renormalised")  # with the statistics of the clean, and of the corrupted block
+
 
 @dataclass(frozen=True)
 class CorruptionErrors:
-    """PER of one corruption by severity, without and with each set of defences."""
+    """PER of one corruption by severity, with each way of normalisation (`NORMALISATIONS`)."""
 
     name: str
-    per: dict[str, list[float | None]]  # "undefended" or names of defences -> PER by severity
+    per: dict[str, list[float | None]]
 
-    def mean(self, defences: str) -> float | None:
+    def mean(self, normalisation: str) -> float | None:
         """Mean PER over the severities."""
-        return _mean(self.per[defences])
+        return _mean(self.per[normalisation])
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class RobustnessResult:
     seed: int
     clean_per: float | None
     corruptions: tuple[CorruptionErrors, ...]
-    mce: dict[str, float | None]  # mean corruption error, by set of defences
+    mce: dict[str, float | None]  # mean corruption error, by normalisation
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
@@ -63,10 +65,10 @@ class RobustnessResult:
         """Clean error and mean corruption errors."""
         name = error_rate_name(self.classes)
         lines = [f"{name} {percent(self.clean_per)} on clean input, {self.n_trials} {self.split} trials"]
-        for defences, value in self.mce.items():
-            ratio = self.relative[defences]
-            relative = "" if defences == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
-            lines.append(f"mean corruption error {percent(value)} {defences}{relative}")
+        for name, value in self.mce.items():
+            ratio = self.relative[name]
+            relative = "" if name == "undefended" or ratio is None else f", {ratio:.2f} × undefended"
+            lines.append(f"mean corruption error {percent(value)} {name}{relative}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,12 +83,11 @@ def bench_robustness(
     checkpoint: str = "best",
     corruptions: Sequence[str] = (),
     severities: Sequence[int] = SEVERITIES,
-    defend: bool = True,
     n_trials: int | None = 100,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RobustnessResult:
-    """Measure the PER of a run on corrupted trials, undefended and with the defences of `evaluation/corruption.py`.
+    """Measure the PER of a run on corrupted trials, undefended and renormalised with the corrupted block.
 
     `corruptions`: names, default all. `n_trials`: at most this many trials, spread over the split; None: all. Writes
     results/robustness/<split>.json into the run folder.
@@ -107,17 +108,15 @@ def bench_robustness(
     runtime = available_runtime(source.config.runtime)
     machine = configure_runtime(runtime, source.config.encoder.width, source.config.validate_.batch_size)
     model = model.to(machine.device)
-    sets: dict[str, tuple[str, ...]] = {"undefended": ()}
-    if defend:
-        sets |= {name: (name,) for name in DEFENCES} | {"all defences": DEFENCES}
     names = list(corruptions) or list(CORRUPTIONS)
-    n_steps, done = len(names) * len(severities) * len(sets), 0
+    n_steps, done = len(names) * len(severities) * len(NORMALISATIONS), 0
     errors: list[CorruptionErrors] = []
     for name in names:
-        rates: dict[str, list[float | None]] = {label: [] for label in sets}
+        rates: dict[str, list[float | None]] = {label: [] for label in NORMALISATIONS}
         for severity in severities:
-            for label, defences in sets.items():
-                corrupted = CorruptedStore(store, CORRUPTIONS[name], severity, defences, seed)
+            for label in NORMALISATIONS:
+                renormalise = label == "renormalised"
+                corrupted = corrupt(store, CORRUPTIONS[name], severity, renormalise=renormalise, seed=seed)
                 rates[label].append(_error_rate(model, corrupted, trials, source.config.validate_.batch_size))
                 done += 1
                 if progress:
@@ -131,7 +130,7 @@ def bench_robustness(
         seed,
         _error_rate(model, store, trials, source.config.validate_.batch_size),
         tuple(errors),
-        {label: _mean([rate for e in errors for rate in e.per[label]]) for label in sets},
+        {label: _mean([rate for e in errors for rate in e.per[label]]) for label in NORMALISATIONS},
         model.config.classes,
     )
     file = opened.measurement_file("robustness", split)

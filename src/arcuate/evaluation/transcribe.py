@@ -17,8 +17,15 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.confidence import ConfidenceMetrics, measure_confidence
-from arcuate.evaluation.metrics import Score, ScoredTrial, WordMetrics, score_text, summarise_words, total
-from arcuate.evaluation.rate import CommunicationRate, communication_rate
+from arcuate.evaluation.metrics import (
+    Score,
+    ScoredTrial,
+    WordMetrics,
+    score_text,
+    summarise_words,
+    total,
+    words_per_minute,
+)
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.progress import Progress, peak_memory_bytes
@@ -121,10 +128,11 @@ class TranscriptionMetrics:
     seconds_p95: float | None
     peak_rss_mb: float
     confidence: ConfidenceMetrics | None = None  # None: no words with references, or no confidences
-    rate: CommunicationRate | None = None  # None: the lengths of the recordings are unknown
+    words_per_minute: float | None = None  # in the reference texts; None: the lengths of the recordings are unknown
+    correct_words_per_minute: float | None = None  # times (1 - WER)
 
     def to_dict(self) -> dict[str, Any]:
-        absent = [name for name in ("confidence", "rate") if getattr(self, name) is None]
+        absent = ("confidence",) if self.confidence is None else ()
         return self.words.to_dict() | fields_to_dict(self, "words", *absent)
 
 
@@ -180,7 +188,6 @@ def summarise_transcripts(
     lm: str | None = None,
     n_resamples: int = 2000,
     confidence: ConfidenceConfig | None = None,
-    n_lexicon_words: int | None = None,
 ) -> TranscriptionMetrics:
     """Error rates over the trials with a reference, and the cost of the search."""
     scored = [trial for t in transcripts if (trial := t.scored) is not None]
@@ -192,23 +199,16 @@ def summarise_transcripts(
         float(np.quantile(seconds, 0.95)) if seconds else None,
         peak_rss_mb(),
         measure_confidence(((t.n_best, t.reference.text) for t in transcripts), confidence) if confidence else None,
-        _word_rate(transcripts, n_lexicon_words) if n_lexicon_words else None,
+        *_speaking_rate(transcripts),
     )
 
 
-def _word_rate(transcripts: Sequence[Transcript], n_lexicon_words: int) -> CommunicationRate | None:
-    """Words per minute and bits per second of the trials with a reference and a known length."""
+def _speaking_rate(transcripts: Sequence[Transcript]) -> tuple[float | None, float | None]:
+    """Words and correct words per minute of the trials with a reference and a known length."""
     timed = [(t.reference.seconds, e) for t in transcripts if t.reference.seconds and (e := t.word_errors) is not None]
-    counts = total(errors for _, errors in timed)
-    return communication_rate(
-        sum(seconds or 0.0 for seconds, _ in timed),
-        n_symbols=counts.length,
-        error_rate=counts.rate,
-        n_classes=n_lexicon_words,
-        symbols="words",
-        n_words=counts.length,
-        word_error_rate=counts.rate,
-    )
+    counts, seconds = total(errors for _, errors in timed), sum(seconds or 0.0 for seconds, _ in timed)
+    n_correct = max(0, counts.length - counts.errors)
+    return words_per_minute(counts.length, seconds), words_per_minute(n_correct, seconds)
 
 
 def peak_rss_mb() -> float:

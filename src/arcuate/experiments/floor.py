@@ -3,8 +3,7 @@
 Two inputs are trained and scored: `exchanged`, where every trial has the bins of another trial of about the same
 length, and `silence`, where all channels carry the same binary speech/silence signal, so that only the length and the
 pauses are left. `language model` decodes uniform frame scores of the same length to words, without training. A run
-whose error rate is close to a floor has learnt little from neural activity; `find_shortcuts` checks for the usual
-causes of a low floor.
+whose error rate is close to a floor has learnt little from neural activity.
 """
 
 import tempfile
@@ -20,9 +19,9 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
+from arcuate.evaluation.corruption import ChangedStore
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import score_text, total
-from arcuate.evaluation.shortcuts import Shortcut, find_shortcuts
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import run_recipe
 from arcuate.experiments.train import train
@@ -52,7 +51,6 @@ class Floor:
     per_floor: dict[str, float | None]  # PER by input
     wer: float | None  # WER of the run; None: words were not decoded, or no trial has a text
     wer_floor: dict[str, float | None]  # WER by input, and of the language model alone
-    shortcuts: tuple[Shortcut, ...]
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
 
     @property
@@ -62,13 +60,13 @@ class Floor:
         return min(known) if known else None
 
     def summary(self) -> str:
-        """Error rate, floors and shortcuts: one line each."""
+        """Error rate and floors: one line each."""
         lines = [f"{error_rate_name(self.classes)} {percent(self.per)} on {self.n_trials} {self.split} trials"]
         lines += [f"floor {percent(rate)} with input {name!r}" for name, rate in self.per_floor.items()]
         if self.wer is not None:
             lines.append(f"WER {percent(self.wer)}")
             lines += [f"floor {percent(rate)} with {_describe(name)}" for name, rate in self.wer_floor.items()]
-        return "\n".join([*lines, *(s.summary() for s in self.shortcuts)])
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_dict(self, "classes"), "lowest": self.lowest}
@@ -78,36 +76,26 @@ def _describe(name: str) -> str:
     return "the language model alone" if name == LANGUAGE_MODEL else f"input {name!r}"
 
 
-class UninformativeStore(Store):
+def uninformative(store: Store, kind: str) -> ChangedStore:
     """A store that replaces the bins of every trial by input without neural information about its sentence."""
+    partners = _partners(store.trials)
 
-    def __init__(self, store: Store, kind: str) -> None:
-        vars(self).update(vars(store))  # the same files and manifest; nothing is written
-        self._source, self._kind = store, kind
-        self._files = {}  # own file handles, because training closes its store
-        self._partner = _partners(store.trials)
-
-    def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
-        bins = self._exchanged(info) if self._kind == "exchanged" else self._silence(info)
-        if out is None:
-            return bins
-        out[...] = bins
-        return out
-
-    def _exchanged(self, info: TrialInfo) -> np.ndarray:
+    def exchanged(info: TrialInfo) -> np.ndarray:
         """Bins of the partner, repeated or cut to the length of the trial."""
-        other = self._source.read_bins(self._partner[info.id])
+        other = store.read_bins(partners[info.id])
         return other[np.arange(info.n_bins) % max(1, len(other))]
 
-    def _silence(self, info: TrialInfo) -> np.ndarray:
+    def silence(info: TrialInfo) -> np.ndarray:
         """All channels at their mean, plus one SD in bins where the smoothed activity is high."""
-        bins, statistics = self._source.read_bins(info), self._source.block_statistics(info)
+        bins, statistics = store.read_bins(info), store.block_statistics(info)
         sd = np.maximum(statistics.sd, 1e-3)
         activity = np.abs((bins - statistics.mean) / sd).mean(axis=1)
         smooth = np.convolve(activity, np.ones(15) / 15, mode="same")
         threshold = 0.5 * (np.quantile(smooth, 0.1) + np.quantile(smooth, 0.9))
         speech = (smooth > threshold).astype(np.float32)[:, None]
-        return (statistics.mean + sd * speech).astype(np.float32)
+        return statistics.mean + sd * speech
+
+    return ChangedStore(store, exchanged if kind == "exchanged" else silence)
 
 
 def _partners(trials: tuple[TrialInfo, ...]) -> dict[str, TrialInfo]:
@@ -129,15 +117,13 @@ def measure_floor(
     split: str = "val",
     data: str | Path | Store | None = None,
     checkpoint: str = "best",
-    steps: int | None = None,
     lm: str | None = "default",
     lexicon: str = "default",
     progress: Progress | None = None,
 ) -> Floor:
     """Train the recipe of a run on input without neural information and score it; write results/floor/<split>.json.
 
-    `steps`: training steps, default as in the recipe (each input takes as long as the run did). `lm=None` leaves the
-    language model out.
+    Each input takes as long as the run did. `lm=None` leaves the language model out.
     """
     opened = open_run(run)
     source = find_source(opened, checkpoint)
@@ -147,18 +133,16 @@ def measure_floor(
     trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
     if not trials:
         raise UserError(f"{store.path} has no labelled {split} trials; a floor needs labels")
-    training = [t for t in store.trials if t.split == "train" and t.session in model.config.sessions]
-    shortcuts = find_shortcuts(store, training, trials)
     recipe = run_recipe(opened)
     runtime, batch_size = available_runtime(recipe.runtime), source.config.validate_.batch_size
-    changes = [*_CHANGES, f"runtime.device={runtime.device}", *([] if steps is None else [f"train.steps={steps}"])]
+    changes = [*_CHANGES, f"runtime.device={runtime.device}"]
     device = configure_runtime(runtime, recipe.encoder.width, batch_size).device
     words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
     per_floor: dict[str, float | None] = {}
     wer_floor: dict[str, float | None] = {}
     for kind in INPUTS:
         logger.info(f"training on the input {kind!r}")
-        without = UninformativeStore(store, kind)
+        without = uninformative(store, kind)
         with tempfile.TemporaryDirectory() as folder:
             train(recipe, without, Path(folder) / "floor", overrides=changes, progress=progress)
             trained = load_model(find_checkpoint(Path(folder) / "floor", "best")).to(device)
@@ -174,7 +158,6 @@ def measure_floor(
         per_floor,
         None if words is None else words.rate(results),
         {} if words is None else wer_floor | {LANGUAGE_MODEL: words.language_model_rate()},
-        shortcuts,
         model.config.classes,
     )
     file = opened.measurement_file("floor", split)

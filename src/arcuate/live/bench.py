@@ -3,20 +3,17 @@
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from arcuate.data.alphabet import token_unit
-from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.stream import SentenceStream
-from arcuate.evaluation.metrics import Score, score, score_text, total
-from arcuate.evaluation.rate import CommunicationRate, communication_rate
+from arcuate.evaluation.metrics import Score, score_text, total, words_per_minute
 from arcuate.live.config import DecoderOptions
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
@@ -33,7 +30,6 @@ class Sentence:
     bins: np.ndarray  # (T, C)
     start: Callable[[], None]  # called before the first bin
     text: str | None = None  # reference
-    tokens: tuple[int, ...] | None = None  # reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +38,11 @@ class ReplayedSentence:
 
     seconds: float
     text: str | None  # reference
-    tokens: tuple[int, ...] | None  # reference
     best: Hypothesis
 
     @property
     def word_errors(self) -> Score | None:
         return None if self.text is None else score_text(self.text, self.best.text or "").words
-
-    @property
-    def token_errors(self) -> Score | None:
-        return None if self.tokens is None else score(self.tokens, self.best.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +56,7 @@ class LiveBenchmark:
     n_lexicon_words: int
     beam: int | None
     adaptation: "AdaptationStatus | None"
-    rate: CommunicationRate | None = None  # of the sentences replayed to their end; None without references
+    correct_words_per_minute: float | None = None  # of the sentences replayed to their end; None without references
 
     def summary(self) -> str:
         """Quantiles of the time per frame and, if the stream adapts, its updates: one line each."""
@@ -80,8 +71,8 @@ class LiveBenchmark:
             + (f"; search narrowed in {values['narrowed_frames']} frames" if values["narrowed_frames"] else "")
             + ("" if (pace := values["words_per_minute"]) is None else f"; {pace:.1f} decoded words per minute")
         )
-        if self.rate is not None:
-            text += f"\nreference texts: {self.rate.summary()}"
+        if (correct := self.correct_words_per_minute) is not None:
+            text += f", {correct:.1f} correct words per minute"
         if status is None:
             return text
         return (
@@ -97,7 +88,7 @@ class LiveBenchmark:
             "n_lexicon_words": self.n_lexicon_words,
             "beam": self.beam,
             "adaptation": None if self.adaptation is None else vars(self.adaptation),
-            "rate": None if self.rate is None else self.rate.to_dict(),
+            "correct_words_per_minute": self.correct_words_per_minute,
         }
 
 
@@ -127,7 +118,7 @@ def bench_live(
         n_lexicon_words=len(search.words) if search else 0,
         beam=search.settings.beam if search else None,
         adaptation=decoder.adaptation,
-        rate=timings.rate(len(search.words) if search else None, decoder.layout.classes),
+        correct_words_per_minute=timings.correct_words_per_minute(),
     )
 
 
@@ -147,20 +138,11 @@ class FrameTimings:
     recorded_s: float = 0.0  # length of the replayed recording
     decoded: list[ReplayedSentence] = field(default_factory=list)
 
-    def rate(self, n_lexicon_words: int | None, classes: Sequence[str]) -> CommunicationRate | None:
-        """Communication rate of the sentences with references: of words, or of tokens without a lexicon."""
-        edits = [(d, d.word_errors if n_lexicon_words else d.token_errors) for d in self.decoded]
-        scored = [(d, errors) for d, errors in edits if errors is not None]
-        errors = total(e for _, e in scored)
-        return communication_rate(
-            sum(d.seconds for d, _ in scored),
-            n_symbols=errors.length,
-            error_rate=errors.rate,
-            n_classes=n_lexicon_words or len(classes) - 1,  # without the blank
-            symbols="words" if n_lexicon_words else f"{token_unit(classes)}s",
-            n_words=sum(len(normalise_text(d.text or "").split()) for d, _ in scored),
-            word_error_rate=errors.rate if n_lexicon_words else None,
-        )
+    def correct_words_per_minute(self) -> float | None:
+        """Reference words per minute times (1 - WER); None without references."""
+        scored = [(d.seconds, errors) for d in self.decoded if (errors := d.word_errors) is not None]
+        counts = total(errors for _, errors in scored)
+        return words_per_minute(max(0, counts.length - counts.errors), sum(seconds for seconds, _ in scored))
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
@@ -218,7 +200,7 @@ def time_stream(
         timings.n_words += len(best.words)
         if n_bins - n_before == len(sentence.bins):
             seconds_read = len(sentence.bins) * BIN_SECONDS
-            timings.decoded.append(ReplayedSentence(seconds_read, sentence.text, sentence.tokens, best))
+            timings.decoded.append(ReplayedSentence(seconds_read, sentence.text, best))
     gc.unfreeze()
     timings.seconds, timings.recorded_s = time.perf_counter() - started, n_bins * BIN_SECONDS
     return timings

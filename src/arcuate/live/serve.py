@@ -20,7 +20,7 @@ from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
 from arcuate.decoding.exported.archive import is_export
 from arcuate.errors import UserError, require_memory
-from arcuate.evaluation.shortcuts import read_floor
+from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of

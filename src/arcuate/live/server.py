@@ -17,7 +17,7 @@ from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arra
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.charts import theme
-from arcuate.evaluation.shortcuts import FloorRates
+from arcuate.evaluation.floor import FloorRates
 from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command

@@ -7,7 +7,7 @@ from typing import Any
 from arcuate.evaluation.charts import curves
 from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
 from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
-from arcuate.evaluation.shortcuts import read_floor
+from arcuate.evaluation.floor import read_floor
 from arcuate.files import read_json
 from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure

@@ -244,20 +244,15 @@ def _word_tile(data: RunData) -> Tile | None:
 
 
 def _speed_tile(data: RunData) -> Tile | None:
-    """Words per minute and bits per second, of decoded words or else of phonemes, and the delay of the model."""
-    symbols = f"{data.unit}s"
-    rate = data.results.summary.get("rate") if data.results else None
-    if data.words and finite_number(lookup(data.words.summary, "rate.words_per_minute")) is not None:
-        symbols, rate = "words", data.words.summary["rate"]
-    speed = finite_number(lookup(rate, "words_per_minute"))
+    """Words per minute, of decoded words or else of the references, and the delay of the model."""
+    summaries = [found.summary for found in (data.words, data.results) if found]
+    found = next((s for s in summaries if finite_number(s.get("words_per_minute")) is not None), {})
+    speed, correct = (finite_number(found.get(key)) for key in ("words_per_minute", "correct_words_per_minute"))
     if speed is None:
         return None
-    correct = finite_number(lookup(rate, "correct_words_per_minute"))
-    bits = finite_number(lookup(rate, "bits_per_second"))
     delay = finite_number(data.results.summary.get("delay_ms")) if data.results else None
     remarks = (
         None if correct is None else f"{correct:.0f} of them correct",
-        None if bits is None else f"{bits:.1f} bits per second from {symbols}",
         None if delay is None else f"delay {delay:.0f}\u202fms",
     )
     return Tile("Words per minute", f"{speed:.0f}", remarks)

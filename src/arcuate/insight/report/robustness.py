@@ -10,8 +10,7 @@ from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import Measured
 from arcuate.insight.report.run_data import RunData
 
-_SHOWN = (("undefended", "orange"), ("all defences", "blue"))
-_DESCRIBED = {"undefended": "undefended", "all defences": "with all defences"}
+_SHOWN = (("undefended", "orange"), ("renormalised", "blue"))
 
 
 def robustness_section(data: RunData) -> Measured | None:
@@ -25,7 +24,7 @@ def robustness_section(data: RunData) -> Measured | None:
     sets = [(name, colour, rates) for name, colour in _SHOWN if (rates := _by_severity(kinds, name, clean))]
     if not sets or not isinstance(mce, Mapping):
         return None
-    means = ", ".join(f"{percent(mce.get(name))} {_DESCRIBED[name]}" for name, _, _ in sets)
+    means = ", ".join(f"{percent(mce.get(name))} {name}" for name, _, _ in sets)
     lead = (
         f"Mean corruption error over {len(kinds)} kinds of corrupted input: {means}; {percent(clean)} on clean input."
     )
