@@ -262,4 +262,4 @@ def replay_sentences(decoder: SentenceStream, replay: ReplayTrials) -> Iterator[
         for info in replay.trials:
             statistics = replay.statistics(info)
             start = lambda s=info.session, known=statistics: decoder.reset(s, known)
-            yield Sentence(replay.store.read_bins(info), start, info.text, info.tokens)
+            yield Sentence(replay.store.read_bins(info), start, info.text)
