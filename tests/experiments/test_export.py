@@ -153,7 +153,7 @@ def test_a_trained_transducer_is_exported(folder: Path) -> None:
 def test_live_commands_accept_the_file(folder: Path) -> None:
     found = bench_live(folder / "model.arcx", seconds=12, real_time=False, data=folder / "store")
     assert found.timings.wall and found.n_lexicon_words == 87
-    assert found.correct_words_per_minute
+    assert found.correct_words_per_minute is not None
     decoder = load_decoder(folder / "model.arcx", lm=None)
     assert not decoder.decodes_words and decoder.adaptation is None
 

@@ -207,8 +207,8 @@ def _speaking_rate(transcripts: Sequence[Transcript]) -> tuple[float | None, flo
     """Words and correct words per minute of the trials with a reference and a known length."""
     timed = [(t.reference.seconds, e) for t in transcripts if t.reference.seconds and (e := t.word_errors) is not None]
     counts, seconds = total(errors for _, errors in timed), sum(seconds or 0.0 for seconds, _ in timed)
-    n_correct = max(0, counts.length - counts.errors)
-    return words_per_minute(counts.length, seconds), words_per_minute(n_correct, seconds)
+    pace = words_per_minute(counts.length, seconds)
+    return pace, None if pace is None else pace * max(0.0, 1 - (counts.rate or 0.0))
 
 
 def peak_rss_mb() -> float:

@@ -142,7 +142,8 @@ class FrameTimings:
         """Reference words per minute times (1 - WER); None without references."""
         scored = [(d.seconds, errors) for d in self.decoded if (errors := d.word_errors) is not None]
         counts = total(errors for _, errors in scored)
-        return words_per_minute(max(0, counts.length - counts.errors), sum(seconds for seconds, _ in scored))
+        pace = words_per_minute(counts.length, sum(seconds for seconds, _ in scored))
+        return None if pace is None else pace * max(0.0, 1 - (counts.rate or 0.0))
 
     def summary(self, deadline_ms: float) -> dict[str, Any]:
         wall, cpu = 1000 * np.array(self.wall), 1000 * np.array(self.cpu)
