@@ -3,7 +3,7 @@ import torch
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.training.config import find_ineffective_settings, find_update_problems
+from arcuate.training.config import find_ineffective_settings
 from arcuate.training.schedule import (
     HoldDecay,
     Linear,
@@ -15,6 +15,7 @@ from arcuate.training.schedule import (
     learning_rate,
     update_plateau,
 )
+from arcuate.training.step_size import damping, expected, lower_eps, measured
 
 
 def torch_learning_rates(make, n_steps: int, lr: float) -> list[float]:  # type: ignore[no-untyped-def]
@@ -163,20 +164,42 @@ def test_ineffective_settings_are_reported() -> None:
     found = find_ineffective_settings(plateau, False, "cpu")
     assert ["plateau" in line or "tf32" in line for line in found] == [True, True]
     assert not list(find_ineffective_settings(load_recipe("tiny"), False, "cpu"))
-    for name, expected in (("b2t25-gru", 1), ("mode-ssm", 1), ("b2t25-transformer", 0)):
+    for name, n_found in (("b2t25-gru", 1), ("mode-ssm", 1), ("b2t25-transformer", 0)):
         compiled = load_recipe(name, ["runtime.compile=true"])
-        assert sum("compile" in line for line in find_ineffective_settings(compiled, True, "cuda")) == expected
+        assert sum("compile" in line for line in find_ineffective_settings(compiled, True, "cuda")) == n_found
 
 
 def test_eps_that_leaves_no_updates_is_reported() -> None:
     """`tiny` at eps 0.1 cannot learn in 600 steps; the same eps with a summed loss and many steps is the '25 recipe."""
-    tiny = load_recipe("tiny", ["optimizer.eps=0.1"])
-    (warning,) = find_update_problems(tiny, 500_000)
-    assert "optimizer.eps 0.1" in warning and "multiply the learning rate" in warning
-    assert not list(find_update_problems(load_recipe("tiny"), 500_000))
-    assert not list(find_update_problems(load_recipe("tiny", ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]), 500_000))
+    small = expected(load_recipe("tiny", ["optimizer.eps=0.1"]), 500_000)
+    assert small.direction == "too_small" and small.eps_limits
+    assert "optimizer.eps 0.1" in small.reason and "multiply the learning rate" in small.reason
+    for changes in ([], ["optimizer.eps=0.1", "schedule.peak_lr=0.3"]):
+        assert expected(load_recipe("tiny", changes), 500_000).direction == "unclear"
     for changes in (["schedule.peak_lr=0.02"], ["optimizer.eps=0.1", "schedule.peak_lr=2", "train.clip_norm=null"]):
-        (warning,) = find_update_problems(load_recipe("tiny", changes), 500_000)
-        assert "lower the learning rate" in warning and "What explodes" in warning
+        large = expected(load_recipe("tiny", changes), 500_000)
+        assert large.direction == "too_large" and "lower the learning rate" in large.reason
     for name in ("b2t25-gru", "b2t24-gru", "official-exact", "mode-ssm", "b2t25-transformer"):
-        assert not list(find_update_problems(load_recipe(name), 50_000_000)), name
+        assert not expected(load_recipe(name), 50_000_000).reason, name
+
+
+@pytest.mark.parametrize(
+    ("ratio", "n_steps", "eps", "gradient", "direction"),
+    [
+        (None, 600, 1e-8, 1e-3, "unclear"),
+        (0.002, 10_000, 1e-8, 1e-3, "too_small"),  # whatever limits them
+        (0.005, 100, 0.1, 1e-3, "too_small"),  # eps limits them, and the run is short
+        (0.005, 100, 1e-8, 1e-3, "unclear"),
+        (0.005, 600, 0.1, 1e-3, "unclear"),
+        (0.09, 600, None, None, "too_large"),
+    ],
+)
+def test_measured_updates_are_judged(
+    ratio: float | None, n_steps: int, eps: float | None, gradient: float | None, direction: str
+) -> None:
+    assert measured(ratio, n_steps, eps, gradient).direction == direction
+
+
+def test_a_lowered_eps_no_longer_limits_updates() -> None:
+    for gradient in (1e-2, 1e-6, 1e-9):
+        assert damping(gradient, lower_eps(0.1, gradient)) > 0.9

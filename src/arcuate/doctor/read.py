@@ -35,8 +35,8 @@ from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, r
 from arcuate.files import read_json
 from arcuate.hub import local_path
 from arcuate.run import Run, open_run
-from arcuate.training.config import coupling_warnings
 from arcuate.training.schedule import learning_rate
+from arcuate.training.step_size import coupling_warnings
 
 _OTHER_FORMATS = {
     b"\x89PNG": "a PNG image",

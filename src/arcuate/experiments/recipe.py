@@ -39,7 +39,8 @@ from arcuate.files import fields_to_dict
 from arcuate.hub import RECORD, is_hub_name, local_path
 from arcuate.plugins import trust_code
 from arcuate.run import Run
-from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig, coupling_warnings
+from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
+from arcuate.training.step_size import coupling_warnings
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
 

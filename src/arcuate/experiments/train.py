@@ -42,12 +42,7 @@ from arcuate.models.runtime import (
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, absolute_parent, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
-from arcuate.training.config import (
-    TrainingConfig,
-    coupling_warnings,
-    find_ineffective_settings,
-    find_update_problems,
-)
+from arcuate.training.config import TrainingConfig, find_ineffective_settings
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.distillation import load_teacher
 from arcuate.training.environment import (
@@ -70,6 +65,7 @@ from arcuate.training.start import (
 )
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training, make_encode
+from arcuate.training.step_size import coupling_warnings, expected
 from arcuate.training.tracking import check_trackers, make_trackers
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")  # whose errors are those of runtime.compile
@@ -341,8 +337,8 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
             logger.warning(impossible)
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
-    for warning in find_update_problems(recipe, setup.n_parameters):
-        logger.warning(warning)
+    if (steps := expected(recipe, setup.n_parameters)).reason:
+        logger.warning(steps.reason)
     if official is not None:
         for warning in coupling_warnings(recipe, load_recipe(official), official):
             logger.warning(warning)

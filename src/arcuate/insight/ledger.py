@@ -29,7 +29,7 @@ from arcuate.insight.scores import (
     to_arm,
 )
 from arcuate.progress import Progress, counted, percent
-from arcuate.training.config import coupling_warnings
+from arcuate.training.step_size import coupling_warnings
 
 _MAX_CHANGES = 12
 _MAX_EVIDENCE = 4

@@ -1,8 +1,7 @@
 """Settings of a training run: optimizer, weight averaging, loop, validation, trackers, and checks across them."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,7 +22,7 @@ from arcuate.models.config import (
 from arcuate.run import Run
 from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages, fill_length, find_stage_problems
 from arcuate.training.guard_settings import GuardSettings
-from arcuate.training.schedule import AnySchedule, Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
+from arcuate.training.schedule import Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
 
 DESCRIPTIVE_KEYS = (  # keys of a recipe that do not affect training
     *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
@@ -350,117 +349,3 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
     if recipe.runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
         yield f"runtime.compile has no effect on encoder.kind={recipe.encoder.kind}: it compiles blocks of Transformers"
-
-
-def find_update_problems(recipe: TrainingConfig, n_parameters: int) -> Iterator[str]:
-    """Yield a sentence if eps, learning rate, clipping and reduction together make updates too small or too large.
-
-    An estimate from the update rule: gradients of norm 1 (mean_per_token) or 35 (others), clipped and spread evenly
-    over the weights; Adam multiplies the learning rate by gradient / (gradient + eps). If all updates had the same
-    direction, they should move the weights by several times their initial size, about 1 / sqrt(3 × width). One update
-    should not move a weight by more than the limit measured with benchmarks/what_explodes.py.
-    """
-    optimizer, reduction = recipe.optimizer, recipe.loss.ctc.reduction
-    if optimizer.kind not in _ADAM_KINDS or recipe.loss.ctc.weight == 0:
-        return
-    norm = min(1.0 if reduction == "mean_per_token" else sum(_TARGET_LENGTH) / 2, recipe.train.clip_norm or math.inf)
-    gradient = norm / math.sqrt(n_parameters)
-    share = gradient / (gradient + optimizer.eps)
-    size = 1 / math.sqrt(3 * recipe.encoder.width)
-    distance = recipe.train.steps * 0.5 * recipe.schedule.peak_lr * share / size
-    if (step := recipe.schedule.peak_lr * share) > _MAX_STEP:
-        yield (
-            f"the learning rate {recipe.schedule.peak_lr:g} with optimizer.eps {optimizer.eps:g} moves every weight by"
-            f" about {step:.2g} per step (loss.ctc.reduction {reduction}); above {_MAX_STEP:g} gradients exploded in a"
-            " model of 64 units, and wider ones failed at lower rates (docs/log.md, What explodes?); lower the learning"
-            " rate"
-        )
-    if share < _FULL_UPDATES and distance < _MIN_DISTANCE:
-        yield (
-            f"optimizer.eps {optimizer.eps:g} is {optimizer.eps / gradient:.0f} times a typical gradient of this recipe"
-            f" (loss.ctc.reduction {reduction}), so updates are about {100 * share:.2g} % of the learning rate and the"
-            f" {recipe.train.steps} steps of this run can move the weights by {distance:.2g} of their size; lower"
-            f" optimizer.eps, or multiply the learning rate by about {10 / distance:.0f} (an estimate)"
-        )
-
-
-_ADAM_KINDS = ("adam", "adamw")
-_FULL_UPDATES = 0.5  # gradient / (gradient + eps) above which eps hardly reduces Adam's updates
-_MAX_STEP = 0.012  # change of a weight in one update above which gradients explode
-_MIN_DISTANCE = 2.0  # sum of all updates / size of the weights below which a run hardly learns
-_TARGET_LENGTH = (30.0, 40.0)  # tokens in a typical sentence: ratio of a loss per trial to a mean per token
-_TOLERANCE = 1.5  # a ratio of two eps within this factor of the target length matches a change of reduction
-_NEGLIGIBLE_EPS = 1e-4  # nearly every gradient is larger
-
-
-class _UpdateScale(NamedTuple):
-    """The settings that determine how far a small gradient moves a weight."""
-
-    lr: float
-    eps: float
-    reduction: str
-
-
-def coupling_warnings(recipe: TrainingConfig, official: TrainingConfig, official_name: str) -> list[str]:
-    """Return a warning per schedule if some, but not all, of learning rate, eps and reduction were changed."""
-    if not {recipe.optimizer.kind, official.optimizer.kind} <= set(_ADAM_KINDS):
-        return []
-
-    def scale(config: TrainingConfig, schedule: AnySchedule) -> _UpdateScale:
-        return _UpdateScale(schedule.peak_lr, config.optimizer.eps, config.loss.ctc.reduction)
-
-    both = (official, recipe)
-    weights = [scale(config, config.schedule) for config in both]
-    session_layers = [scale(config, config.session_schedule or config.schedule) for config in both]
-    warnings = [_coupling_warning("the peak learning rate", official_name, *weights)]
-    if session_layers != weights:
-        name = "the peak learning rate of the session layers"
-        warnings.append(_coupling_warning(name, official_name, *session_layers))
-    return [warning for warning in warnings if warning]
-
-
-def _coupling_warning(lr_name: str, official: str, old: _UpdateScale, new: _UpdateScale) -> str | None:
-    parts: dict[str, tuple[float | str, float | str]] = {
-        lr_name: (old.lr, new.lr),
-        "optimizer.eps": (old.eps, new.eps),
-        "loss.ctc.reduction": (old.reduction, new.reduction),
-    }
-    changed = [f"{part} ({_format(a)} → {_format(b)})" for part, (a, b) in parts.items() if not _same(a, b)]
-    kept = [f"{part} ({_format(a)})" for part, (a, b) in parts.items() if _same(a, b)]
-    if not changed or not kept or _eps_matches_reduction(old, new):
-        return None
-    return (
-        f"{' and '.join(changed)} changed relative to {official}, but not {' and '.join(kept)}."
-        f" Adam is not invariant to the scale of gradients at the official eps {_format(old.eps)}: gradients far below"
-        f" eps move weights by lr/eps, {_format(old.lr / old.eps)} → {_format(new.lr / new.eps)}, and"
-        f" {_describe_gradients(old, new)} (measured in docs/log.md: What explodes?)."
-    )
-
-
-def _describe_gradients(old: _UpdateScale, new: _UpdateScale) -> str:
-    times = f"about {_TARGET_LENGTH[0]:g}–{_TARGET_LENGTH[1]:g} times"
-    if old.reduction != new.reduction:
-        direction = "larger" if new.reduction == "sum_per_trial" else "smaller"
-        return f"{new.reduction} makes the gradients {times} (the target length) {direction}"
-    if new.eps < _NEGLIGIBLE_EPS:
-        return (
-            f"at eps {_format(new.eps)} hardly any gradient is that small, so every weight moves by about the learning"
-            f" rate, {_format(new.lr)}, regardless of its gradient"
-        )
-    return f"gradients of sum_per_trial are {times} (the target length) those of mean_per_token"
-
-
-def _eps_matches_reduction(old: _UpdateScale, new: _UpdateScale) -> bool:
-    """Return whether loss and eps were scaled by the same factor, so that Adam's updates are unchanged."""
-    if not _same(old.lr, new.lr) or old.reduction == new.reduction:
-        return False
-    ratio = new.eps / old.eps if new.reduction == "sum_per_trial" else old.eps / new.eps
-    return _TARGET_LENGTH[0] / _TOLERANCE <= ratio <= _TARGET_LENGTH[1] * _TOLERANCE
-
-
-def _same(a: float | str, b: float | str) -> bool:
-    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-9))
-
-
-def _format(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"

@@ -11,9 +11,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
+from arcuate.training import step_size
 from arcuate.training.guard_settings import GuardSettings
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import MIN_STEPS, LrSearch
+from arcuate.training.step_size import EXCESSIVE_UPDATE, HIGHEST_UPDATE, LARGE_UPDATE, SMALL_UPDATE
 
 Remedy = Literal["lower", "raise"]
 Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
@@ -48,16 +50,7 @@ _ABOVE_CHANCE = 1.05  # normalised loss above which the output is worse than cha
 _AT_CHANCE = 0.8  # normalised loss at or above which the output carries no information
 _LEARNT = 0.65  # median normalised loss below which a model has learnt to decode
 
-# Limits on the update ratio (norm of the update / norm of the weights) of a run at chance level.
-_SMALL_UPDATE, _LARGE_UPDATE = 0.003, 0.02
-_EXCESSIVE_UPDATE = 0.08  # above it, updates are too large for a run that has not learnt yet
-_HIGHEST_UPDATE = 0.1  # higher learning rates that would exceed it are not tried
-# Below this value of largest update ratio × steps, a run cannot change the weights by their own norm: the mean learning
-# rate of a decaying schedule is about half of its peak, hence 2 instead of 1.
-_MIN_TOTAL_CHANGE = 2.0
-
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
-_SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # an eps of Adam below nearly all gradients, and the lowest eps to set
 
 # Renamed state: name in checkpoints of earlier versions -> current name.
 _RENAMED_STATE = {
@@ -168,15 +161,13 @@ class Guard:
     def updates_are_small(self) -> bool:
         """Whether all measured updates were too small relative to the weights to leave chance level."""
         return self.update_ratio is not None and (
-            self.update_ratio < _SMALL_UPDATE or (self.total_change_is_small and self.eps_limits)
+            self.update_ratio < SMALL_UPDATE or (self.total_change_is_small and self.eps_limits)
         )
 
     @property
     def total_change_is_small(self) -> bool:
         """Whether updates of the measured size are too small to change the weights by their own norm within the run."""
-        if self.update_ratio is None or self.n_planned is None:
-            return False
-        return self.update_ratio * self.n_planned < _MIN_TOTAL_CHANGE
+        return step_size.distance_is_short(self.update_ratio, self.n_planned)
 
     @property
     def is_failing(self) -> bool:
@@ -200,7 +191,7 @@ class Guard:
         """
         if not self.updates_are_small or not 0 < gradient < eps:
             return None
-        return max(min(_SAFE_EPS, gradient / 100), _LOWEST_EPS)
+        return step_size.lower_eps(eps, gradient)
 
     def after_rewind(
         self,
@@ -247,11 +238,11 @@ class Guard:
         With a large eps, updates are proportional to the learning rate, so their size indicates a good factor.
         """
         ratio = self.update_ratio
-        if not to_start or ratio is None or ratio > _LARGE_UPDATE:
+        if not to_start or ratio is None or ratio > LARGE_UPDATE:
             return _LOWER_FACTORS
         if not self.updates_are_small:
             return [0.1, 0.3, 1.0, 3.0, 10.0]
-        return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= _HIGHEST_UPDATE]
+        return [f for f in (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0) if f <= 10.0 or f * ratio <= HIGHEST_UPDATE]
 
     def start_stage(self) -> None:
         """Reset statistics and counters for a new stage; `left_blank` and `has_learnt` are kept."""
@@ -369,7 +360,7 @@ class Guard:
         above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
         too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
         too_short = self.total_change_is_small and self.eps_limits and self.n_judged >= settings.patience
-        too_large = (self.update_ratio or 0.0) > _EXCESSIVE_UPDATE and self.n_judged >= settings.patience
+        too_large = (self.update_ratio or 0.0) > EXCESSIVE_UPDATE and self.n_judged >= settings.patience
         if n_steps < settings.patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
         self.dropped_to = None  # start counting again
