@@ -38,7 +38,6 @@ from arcuate.data.selection import select
 from arcuate.data.simulation import simulate
 from arcuate.data.simulation.layouts import FOLDERS
 from arcuate.data.store import Store
-from arcuate.decoding.heads import Head
 from arcuate.evaluation.significance import Arm as Errors
 from arcuate.evaluation.significance import contrast, difference, holm
 from arcuate.evaluation.trials import decode_trials
@@ -46,6 +45,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model, train
 from arcuate.files import append_jsonl, read_json, read_jsonl, write_json
 from arcuate.models.io import load_model
+from arcuate.models.layout import Head
 from arcuate.run import Run
 from arcuate.training.distillation import load_teacher
 from arcuate.training.environment import Distributed

@@ -35,7 +35,6 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.layout import candidate_bound
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
@@ -47,6 +46,7 @@ from arcuate.live.engine import load_search, make_engine
 from arcuate.live.sources.replay import ReplayTrials, select_trials
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
+from arcuate.models.layout import candidate_bound
 from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 

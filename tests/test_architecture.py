@@ -37,9 +37,9 @@ def test_the_page_lists_all_packages() -> None:
 
 
 def test_the_top_level_stays_small() -> None:
-    """What `ls src/arcuate` shows: thirteen packages and at most eight modules."""
+    """What `ls src/arcuate` shows: at most fourteen packages and eight modules."""
     packages = {name for name, path in modules() if path.parent != SRC}
-    assert len(packages) == 13 and len({name for name, _ in modules()} - packages) <= 8
+    assert len(packages) <= 14 and len({name for name, _ in modules()} - packages) <= 8
 
 
 def test_imports_point_upwards() -> None:

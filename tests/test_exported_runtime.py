@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
 from arcuate.data.statistics import Statistics
-from arcuate.decoding.exported.archive import open_archive
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.exported.archive import open_archive
 from arcuate.live.engine import make_engine
 from arcuate.models.config import TransducerSettings
 from arcuate.runtime import Decoder

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics
-from arcuate.decoding.exported.model import ExportedModel, ExportedState, StepOutputs
-from arcuate.decoding.exported.read import ExportedFile, load_model, load_transducer, load_word_search, open_export
-from arcuate.decoding.heads import Head, check_head
 from arcuate.decoding.hypothesis import GreedyTokens
-from arcuate.decoding.layout import ModelDelay as ModelDelay
 from arcuate.decoding.stream import NewFrames, Partial, SentenceState, SentenceStream
 from arcuate.errors import UserError
+from arcuate.exported.model import ExportedModel, ExportedState, StepOutputs
+from arcuate.exported.read import ExportedFile, load_model, load_transducer, load_word_search, open_export
+from arcuate.models.layout import Head, check_head
+from arcuate.models.layout import ModelDelay as ModelDelay
 
 __all__ = ["Decoder", "ModelDelay", "Partial", "Statistics", "UserError"]
 

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from arcuate.decoding.exported.archive import open_archive
-from arcuate.decoding.exported.graph_check import OPERATORS, check_graph
 from arcuate.errors import UserError
+from arcuate.exported.archive import open_archive
+from arcuate.exported.check import OPERATORS, check_graph
 from arcuate.runtime import Decoder
 from support.counts import count
 from support.exports import export_model, repack

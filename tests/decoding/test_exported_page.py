@@ -23,10 +23,10 @@ if not ORT_WEB.is_dir():
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
-from arcuate.decoding.exported.read import open_export
-from arcuate.decoding.exported.web import WebTrial, write_page
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
+from arcuate.exported.read import open_export
+from arcuate.exported.web import WebTrial, write_page
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.model import Model
 from arcuate.runtime import Decoder

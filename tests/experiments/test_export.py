@@ -15,10 +15,10 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
 from arcuate.decoding.decoder import Decoder as OfflineDecoder
-from arcuate.decoding.exported.read import open_export
 from arcuate.errors import UserError
 from arcuate.experiments.export import write_export
 from arcuate.experiments.recipe import load_recipe, recipe_names
+from arcuate.exported.read import open_export
 from arcuate.live.bench import bench_live
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder

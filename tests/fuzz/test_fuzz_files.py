@@ -27,7 +27,6 @@ from arcuate.data.readers import process
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.decoding.config import read_decoding_config
-from arcuate.decoding.exported.archive import open_archive, write_archive
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.logits import read_logits
 from arcuate.doctor import diagnose
@@ -39,6 +38,7 @@ from arcuate.evaluation.submission import read_texts
 from arcuate.experiments.journal import Journal
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.sweep import read_space, sweep_status
+from arcuate.exported.archive import open_archive, write_archive
 from arcuate.files import read_json, to_json_line
 from arcuate.insight import render
 from arcuate.insight.report.page import report_page

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from arcuate.decoding.exported.archive import open_archive, write_archive
-from arcuate.decoding.heads import Head
 from arcuate.experiments.export import write_export
+from arcuate.exported.archive import open_archive, write_archive
+from arcuate.models.layout import Head
 from arcuate.models.model import Model
 from support.live_parts import small_search
 

@@ -74,8 +74,8 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
-    from arcuate.decoding.exported.archive import is_export
     from arcuate.evaluation.decode import decode as decode_words
+    from arcuate.exported.archive import is_export
 
     if file is not None:
         if str(scores) != "logits":

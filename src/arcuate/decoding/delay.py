@@ -4,7 +4,7 @@ import torch
 
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.trial import BIN_MS
-from arcuate.decoding.layout import ModelDelay
+from arcuate.models.layout import ModelDelay
 from arcuate.models.model import Model
 
 

@@ -1,19 +1,16 @@
 """Interface of the transducer head for the searches: numpy arrays in and out, independent of the implementation.
 
-`models/transducer.py` computes them with torch, `decoding/exported/transducer.py` with an exported model. Importing
+`models/transducer.py` computes them with torch, `exported/transducer.py` with an exported model. Importing
 this module needs only numpy.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
-from arcuate.errors import UserError
 
-Head = Literal["ctc", "transducer", "both"]
-HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
 MAX_SYMBOLS = 4  # tokens per frame
 START = BLANK  # start-of-sequence token of the prediction network, whose inputs never contain a blank
@@ -106,10 +103,3 @@ def _predict_all(head: TransducerHead, parents: np.ndarray, tokens: np.ndarray) 
         predicted, state = head.step(state[above], tokens[longer])
         outputs[longer], nodes = predicted, longer
     return outputs
-
-
-def check_head(name: str) -> Head:
-    """Return the name of a head, or raise UserError."""
-    if name not in HEAD_NAMES:
-        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
-    return name

@@ -33,19 +33,12 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.decoding.heads import (
-    MAX_SYMBOLS,
-    TRANSDUCER_BEAM,
-    Head,
-    HeadWeights,
-    TransducerHead,
-    array_head,
-    to_array,
-)
+from arcuate.decoding.heads import MAX_SYMBOLS, TRANSDUCER_BEAM, HeadWeights, TransducerHead, array_head, to_array
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.decoding.lattice import rescore, score_sequences
 from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
+from arcuate.models.layout import Head
 
 if TYPE_CHECKING:  # its Numba kernels take half a second to load, and a search for tokens does not need them
     from arcuate.decoding.config import DecodingConfig

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
 from arcuate.decoding.hypothesis import GreedyTokens, Hypothesis
-from arcuate.decoding.layout import ModelDelay, ModelLayout
 from arcuate.decoding.log_probs import WordColumns, check_log_probs, reorder_for_words
 from arcuate.errors import UserError
+from arcuate.models.layout import Layout, ModelDelay
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SentenceStream:
     _now: SentenceState
 
     def __init__(
-        self, layout: ModelLayout, search: Any, lock: threading.Lock, session: str | None, joint: Any = None
+        self, layout: Layout, search: Any, lock: threading.Lock, session: str | None, joint: Any = None
     ) -> None:
         self.layout = layout
         self._words = search  # WordSearch, or None: phonemes are decoded

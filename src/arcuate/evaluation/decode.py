@@ -11,9 +11,6 @@ from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
-from arcuate.decoding.exported.archive import is_export
-from arcuate.decoding.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
-from arcuate.decoding.heads import Head, check_head
 from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
 from arcuate.decoding.logits import read_logits
 from arcuate.decoding.word_search.fusion import FusedWordSearch
@@ -31,6 +28,8 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
+from arcuate.exported.archive import is_export
+from arcuate.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
 from arcuate.files import (
     DECODINGS,
     OutputKind,
@@ -45,6 +44,7 @@ from arcuate.files import (
 from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.io import open_model
+from arcuate.models.layout import Head, check_head
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 

@@ -11,7 +11,7 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS, SPLITS, session_order
 from arcuate.decoding.delay import model_delay
-from arcuate.decoding.heads import TRANSDUCER_BEAM, Head, check_head
+from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
@@ -39,6 +39,7 @@ from arcuate.evaluation.unlabelled import (
 from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
+from arcuate.models.layout import Head, check_head
 from arcuate.models.model import Model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger, percent

@@ -11,7 +11,7 @@ import torch
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import Batch, evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.heads import TRANSDUCER_BEAM, Head
+from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.transducer import TransducerGreedySearch, require_transducer
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
@@ -20,6 +20,7 @@ from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, wr
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
 from arcuate.models.interfaces import ModelInputs, Outputs
+from arcuate.models.layout import Head
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.models.transducer import Transducer

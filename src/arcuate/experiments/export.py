@@ -13,9 +13,10 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import error_rate_name
-from arcuate.decoding.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
-from arcuate.decoding.exported.graph_check import OPERATORS
-from arcuate.decoding.exported.read import (
+from arcuate.errors import UserError
+from arcuate.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
+from arcuate.exported.check import OPERATORS
+from arcuate.exported.read import (
     FORMAT,
     LANGUAGE_MODEL,
     SESSION_BIASES,
@@ -26,19 +27,17 @@ from arcuate.decoding.exported.read import (
     lexicon_members,
     open_export,
 )
-from arcuate.decoding.exported.web import WebTrial, find_runtime, write_page
-from arcuate.errors import UserError
+from arcuate.exported.web import WebTrial, find_runtime, write_page
 from arcuate.files import OutputKind, check_writable, fields_to_dict, write_text
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
 if TYPE_CHECKING:
-    from arcuate.decoding.heads import Head
-    from arcuate.decoding.layout import ModelLayout
     from arcuate.decoding.word_search.search import WordSearch
+    from arcuate.exported.graphs import ModelGraphs
     from arcuate.live.sources.replay import ReplayTrials
+    from arcuate.models.layout import Head, Layout
     from arcuate.models.model import Model
-    from arcuate.models.onnx_graphs import ModelGraphs
 
 MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
 _N_PAGE_TRIALS = 3
@@ -188,10 +187,10 @@ def write_export(
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     card: str | None = None,
-) -> "tuple[ModelLayout, int]":
+) -> "tuple[Layout, int]":
     """Write a causal model, lexicon, n-gram and settings of a word search, and a card; returns layout and size."""
+    from arcuate.exported.graphs import build_graphs
     from arcuate.live.engine import describe_layout
-    from arcuate.models.onnx_graphs import build_graphs
 
     if not model.config.settings.encoder.causal:
         raise UserError(

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from arcuate.decoding.exported.archive import METADATA, is_export, open_archive
 from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, describe_run, exported_card, is_generated, read_card
+from arcuate.exported.archive import METADATA, is_export, open_archive
 from arcuate.files import read_json
 from arcuate.hub import CARD_FILE, PREFIX, HubName, explain_errors, hub_client, parse_name
 from arcuate.run import Run, RunLike, find_checkpoint, open_run

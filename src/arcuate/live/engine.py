@@ -10,10 +10,8 @@ import numpy as np
 from arcuate.data.alphabet import boundary_index
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.delay import model_delay
-from arcuate.decoding.heads import Head
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
-from arcuate.decoding.layout import ModelLayout, candidate_bound
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
@@ -24,6 +22,7 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.io import open_model
 from arcuate.live.adaptation import AdaptationSetup
 from arcuate.models.interfaces import require_causal
+from arcuate.models.layout import Head, Layout, candidate_bound
 from arcuate.models.model import Model, build_on_meta
 
 
@@ -59,7 +58,7 @@ class Engine:
     rolling_model: Model  # the same weights, normalising by past bins
     search: WordSearch | None  # None: decode phonemes
     rescorer: Rescorer | None
-    layout: ModelLayout
+    layout: Layout
     lock: threading.Lock  # the search has only one set of work buffers
     head: Head = "ctc"
     joint: JointWordSearch | JointTokenSearch | None = None  # search with the transducer, alone or combined with CTC
@@ -125,10 +124,10 @@ def load_search(
     return build_word_search(words, ngram, decoding, boundary=boundary_index(classes))
 
 
-def describe_layout(model: Model) -> ModelLayout:
+def describe_layout(model: Model) -> Layout:
     """Layout of a causal model."""
     config, front_end = model.config, model.config.settings.front_end
-    return ModelLayout(
+    return Layout(
         config.classes,
         config.sessions,
         config.n_channels,

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Unpack
 
-from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.exported.archive import is_export
 from arcuate.hub import local_path
 from arcuate.live.config import DecoderOptions
 from arcuate.progress import logger

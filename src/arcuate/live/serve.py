@@ -18,10 +18,10 @@ from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.exported.archive import is_export
 from arcuate.errors import UserError, require_memory
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
+from arcuate.exported.archive import is_export
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
 from arcuate.live.config import DecoderOptions, LiveSettings

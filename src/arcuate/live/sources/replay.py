@@ -12,9 +12,9 @@ import numpy as np
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import MANIFEST_FILE, Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS, nearest_session
-from arcuate.decoding.exported.archive import is_export
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
+from arcuate.exported.archive import is_export
 from arcuate.live.input import Chunk, End, Item, Mark, Source
 from arcuate.progress import logger
 from arcuate.run import Run

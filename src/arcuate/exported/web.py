@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.statistics import Statistics
-from arcuate.decoding.exported.read import ExportedFile
 from arcuate.errors import UserError
+from arcuate.exported.read import ExportedFile
 from arcuate.files import atomic_folder
 
 ORT_WEB = "onnxruntime-web@1.30.0"
@@ -48,7 +48,7 @@ def write_page(file: ExportedFile, folder: Path, runtime: Path, trials: Sequence
     sources = find_runtime(runtime)
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARKER).is_file():
         raise UserError(f"{folder} exists and is not an exported page; choose another folder")
-    page = files("arcuate.decoding.exported") / "page"
+    page = files("arcuate.exported") / "page"
     with atomic_folder(folder.absolute()) as temporary:
         for name in _PAGE:
             (temporary / name).write_bytes((page / name).read_bytes())

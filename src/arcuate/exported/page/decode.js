@@ -1,4 +1,4 @@
-// Streams bins through the two graphs of an exported model, as decoding/exported/model.py does: the bin graph once per
+// Streams bins through the two graphs of an exported model, as exported/model.py does: the bin graph once per
 // bin, the frame graph once per frame, with every state tensor passed in and taken out.
 import * as ort from "./ort.wasm.min.mjs";
 

@@ -1,6 +1,6 @@
 """The step of a third-party encoder as ONNX nodes, traced by torch.
 
-Built-in encoders are written node by node (`onnx_graphs.py`). Any other causal encoder is traced for one patch with the
+Built-in encoders are written node by node (`graphs.py`). Any other causal encoder is traced for one patch with the
 state as further inputs, and the trace is compared with the encoder itself on random patches: control flow that depends
 on values would be traced wrongly.
 """

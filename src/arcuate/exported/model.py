@@ -1,6 +1,6 @@
 """`ExportedModel`: bins to log-probabilities in ONNX Runtime, one bin at a time, with explicit state.
 
-The graphs are those of `models/onnx_graphs.py`. The bin graph runs once per bin, the frame graph once per frame, so
+The graphs are those of `exported/graphs.py`. The bin graph runs once per bin, the frame graph once per frame, so
 results are bit-identical for any chunking of a trial.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from arcuate.data.statistics import Statistics
-from arcuate.decoding.layout import ModelLayout
 from arcuate.errors import UserError
+from arcuate.models.layout import Layout
 
 NEXT = ".next"  # suffix of the output with the new value of a state tensor
 _FLAGS = (np.zeros((1, 1), bool), np.ones((1, 1), bool))
@@ -72,7 +72,7 @@ class StepOutputs:
 class ExportedModel:
     """The graphs of one model, with its session layers and initial state."""
 
-    layout: ModelLayout
+    layout: Layout
     bin_graph: LoadedGraph
     frame_graph: LoadedGraph
     initial: Mapping[str, np.ndarray]

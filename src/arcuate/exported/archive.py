@@ -2,7 +2,7 @@
 
 Any zip tool lists and extracts it. The archive comment holds the BLAKE2b digest of all bytes before it, so a file that
 was changed anywhere is rejected before a member is read. The digest protects against damage, not against malicious
-files; the contents are therefore validated as well (`graph_check.py`, `read.py`).
+files; the contents are therefore validated as well (`check.py`, `read.py`).
 """
 
 import hashlib

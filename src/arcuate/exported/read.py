@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 
 from arcuate.data.alphabet import boundary_index
-from arcuate.decoding.exported.archive import METADATA, Archive, damaged, open_archive
-from arcuate.decoding.exported.graph_check import check_graph
-from arcuate.decoding.exported.model import NEXT, ExportedModel, LoadedGraph
-from arcuate.decoding.exported.transducer import ExportedTransducer
-from arcuate.decoding.heads import HEAD_NAMES, Head
-from arcuate.decoding.layout import ModelDelay, ModelLayout, candidate_bound
 from arcuate.decoding.log_probs import reorder_classes, reorder_for_words
 from arcuate.errors import UserError
+from arcuate.exported.archive import METADATA, Archive, damaged, open_archive
+from arcuate.exported.check import check_graph
+from arcuate.exported.model import NEXT, ExportedModel, LoadedGraph
+from arcuate.exported.transducer import ExportedTransducer
+from arcuate.models.layout import HEAD_NAMES, Head, Layout, ModelDelay, candidate_bound
 
 if TYPE_CHECKING:
     from arcuate.decoding.config import DecodingConfig
@@ -102,7 +101,7 @@ class ExportedFile:
 
     archive: Archive
     metadata: Mapping[str, Any]
-    layout: ModelLayout
+    layout: Layout
     precision: Literal["fp32", "int8"]
     n_sessions_stored: int  # session layers; 0 if the layer is part of the graph or the model has none
 
@@ -344,7 +343,7 @@ def _is_shape(shape: Any) -> bool:
 _LAYOUT_LIMITS = {"n_channels": 65_536, "patch_bins": 200, "stride": 200, "look_ahead": 200, "rolling_bins": 10**6}
 
 
-def _parse_layout(tree: Any, path: Path) -> ModelLayout:
+def _parse_layout(tree: Any, path: Path) -> Layout:
     if not isinstance(tree, dict):
         raise damaged(path, "its metadata do not describe the model")
     for key, limit in _LAYOUT_LIMITS.items():
@@ -356,7 +355,7 @@ def _parse_layout(tree: Any, path: Path) -> ModelLayout:
         raise damaged(path, "its normalisation is unknown")
     if not isinstance(delay, dict) or not all(_is_number(delay.get(f.name)) for f in fields(ModelDelay)):
         raise damaged(path, "its delay is missing")
-    layout = ModelLayout(
+    layout = Layout(
         classes,
         sessions,
         tree["n_channels"],

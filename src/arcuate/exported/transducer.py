@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.decoding.exported.model import Session
 from arcuate.decoding.heads import START
+from arcuate.exported.model import Session
 
 
 @dataclass(frozen=True, eq=False)

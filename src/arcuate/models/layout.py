@@ -1,10 +1,13 @@
-"""`ModelLayout`: the properties of a model that a stream needs, without the model. Importing it needs only numpy."""
+"""`Layout` and `Head`: what searches and streams know of a model, without the model. Importing it needs only NumPy."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from arcuate.data.alphabet import BOUNDARY_NAMES
+from arcuate.errors import UserError
 
+Head = Literal["ctc", "transducer", "both"]
+HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 Normalisation = Literal["none", "block", "rolling"]
 
 _CANDIDATES_PER_ENTRY = 20  # real frames stay below 14, flat ones slightly exceed 20 (docs/live.md)
@@ -29,7 +32,7 @@ class ModelDelay:
 
 
 @dataclass(frozen=True)
-class ModelLayout:
+class Layout:
     """Classes, sessions and the timing and normalisation of the input."""
 
     classes: tuple[str, ...]
@@ -48,3 +51,10 @@ class ModelLayout:
         """Column of the silence or word boundary in the model's output, -1 if there is none."""
         found = next((name for name in BOUNDARY_NAMES if name in self.classes), None)
         return -1 if found is None else self.classes.index(found)
+
+
+def check_head(name: str) -> Head:
+    """Return the name of a head, or raise UserError."""
+    if name not in HEAD_NAMES:
+        raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
+    return name

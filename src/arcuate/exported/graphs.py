@@ -3,7 +3,7 @@
 `Model.step` is split into two graphs. The bin graph applies normalisation, smoothing, session layer, stem and speaking
 mode to one stored bin, and appends it to the patch. The frame graph applies encoder, denoiser and output layer to a
 complete patch. Everything that is kept between steps is a state tensor: an input, and an output with the same name and
-`.next` appended. The caller counts bins (`decoding/exported/model.py`), so the graphs
+`.next` appended. The caller counts bins (`exported/model.py`), so the graphs
 have no control flow.
 
 GRU cells are written as matrix products, so that dynamic int8 quantisation applies to them: activations are quantised
@@ -21,11 +21,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from arcuate.exported.trace import trace_step
 from arcuate.models.front_end import FrontEnd
 from arcuate.models.gru import GRU
 from arcuate.models.mode import SpeakingMode
 from arcuate.models.model import Model
-from arcuate.models.onnx_trace import trace_step
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import LSTMPredictor, StatelessPredictor, Transducer
 from arcuate.models.transformer import Transformer, relative_position_buckets
