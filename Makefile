@@ -1,10 +1,10 @@
-# `make demo`, `make live` and `make test`. Each sets up its own virtual environment in .venv first.
+# Each target sets up its own virtual environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo live pictures test test-compiled thorough lint types audit docs notebooks clean
+.PHONY: demo live test thorough docs notebooks audit clean
 
 demo: .venv/.installed
 	$(BIN)/arcuate demo
@@ -15,27 +15,18 @@ live: .venv/.installed-live runs/demo/recipe.yaml
 runs/demo/recipe.yaml: | .venv/.installed
 	$(BIN)/arcuate demo
 
+# lint, types and the tests that take seconds; mypy beside the tests
 test: export OMP_NUM_THREADS = 1
-test: lint
-	$(MAKE) --no-print-directory -j 2 types test-compiled
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(COMPILED:%=--ignore=%)
-
-# Tests that compile nearly all of the search. They run first and in one process, while mypy occupies the other core;
-# the processes after them find the compiled functions in Numba's cache.
-COMPILED := $(wildcard tests/decoding/*_search.py tests/decoding/test_prefix_beam.py tests/decoding/test_delayed_fusion.py)
-test-compiled: .venv/.installed-dev
-	$(BIN)/python -m pytest $(COMPILED)
-
-# the same with more random examples and more moments to be killed at
-thorough: export ARCUATE_TESTS = thorough
-thorough: test
-
-lint: .venv/.installed-dev
+test: .venv/.installed-dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
-types: .venv/.installed-dev
-	$(BIN)/mypy
+# what takes longer, and the laws and damaged files with ten times as many cases
+thorough: export OMP_NUM_THREADS = 1
+thorough: .venv/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough --cases 200
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cases 200 tests/laws tests/fuzz
 
 # licences and known vulnerabilities of the dependencies; skipped with the reason where no database can be reached
 audit: .venv/.installed-dev
@@ -73,10 +64,6 @@ docs: .venv/.installed-dev
 # notebooks/*.ipynb from the .py files in jupytext's percent format
 notebooks: .venv/.installed-dev
 	$(BIN)/jupytext --to ipynb notebooks/*.py
-
-# every picture in docs/images; look at each before committing it
-pictures: .venv/.installed-dev runs/demo/recipe.yaml
-	$(BIN)/python benchmarks/pictures.py --run runs/demo --out docs/images
 
 clean:
 	rm -rf .venv site runs/demo data/demo .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,7 @@
 
 python benchmarks/guard_experiment.py --data data/demo/store --out runs/guard
 
-Complete runs in --out are not trained again. `make pictures` draws them.
+Complete runs in --out are not trained again. `pictures.py` draws them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The picture of MODE-SSM for `make pictures`: its components and the stages in which they are trained."""
+"""The picture of MODE-SSM for `pictures.py`: its components and the stages in which they are trained."""
 
 from arcuate.experiments.recipe import load_recipe
 

@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation: `make pictures`, or some of them with --only.
+"""Make the pictures of the documentation, or some of them with --only; look at each before committing it.
 
 python benchmarks/pictures.py --run runs/demo --out docs/images
 

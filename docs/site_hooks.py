@@ -1,4 +1,4 @@
-"""Pages of the site that are generated: commands from `--help`, the Python names, the changelog.
+"""Pages of the site that are generated: commands from `--help`, settings, the Python names, the changelog.
 
 MkDocs calls these functions while it builds (https://www.mkdocs.org/user-guide/configuration/#hooks).
 """
@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 def on_files(files: Files, config: Any) -> Files:
     for path, make in {
         "reference/commands.md": _commands,
+        "reference/settings.md": _settings,
         "reference/python.md": _python,
         "reference/changelog.md": lambda: _relink((ROOT / "CHANGELOG.md").read_text("utf-8")),
     }.items():
@@ -95,6 +96,12 @@ def _options(command: Any) -> list[str]:
         shown = "" if default is None or callable(default) or default in (False, [], ()) else f"`{default}`"
         rows.append(f"| `{flags}` | {_escape(_plain(getattr(parameter, 'help', '')))} | {shown} |")
     return rows
+
+
+def _settings() -> str:
+    from arcuate.experiments.recipe import to_markdown
+
+    return to_markdown()
 
 
 def _python() -> str:

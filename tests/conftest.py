@@ -11,17 +11,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # its handlers abort children that are forked in other tests
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from support.counts import count
-
-settings.register_profile("suite", max_examples=count(35, 300), deadline=None)  # a test that needs more says so
-settings.load_profile("suite")
+from support.cases import USUAL, cases, set_cases
 
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", type=int, default=USUAL, help=f"random examples per test (default: {USUAL})")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    set_cases(config.getoption("--cases"))
+    settings.register_profile(
+        "suite", max_examples=cases(), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    )
+    settings.load_profile("suite")
     # nohup ignores SIGHUP, a shell without job control SIGINT in background commands; children inherit both.
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from arcuate.config import Settings, apply_override, parse_settings, parse_yaml, read_yaml, settings_from
+from arcuate.config import Settings, apply_override, known_paths, parse_settings, parse_yaml, read_yaml, settings_from
 from arcuate.errors import UserError
+from arcuate.experiments.recipe import Recipe, list_components
 
 
 class Inner(Settings):
@@ -109,3 +110,10 @@ def test_invalid_overrides_are_explained(given: object, message: str) -> None:
 def test_a_setting_of_another_option_cannot_be_overridden() -> None:
     with pytest.raises(UserError, match="already given by --adapt"):
         settings_from(Inner, ["schedule=restart"], "lr=1", {"schedule": "continue"})
+
+
+def test_every_setting_is_listed_with_a_description() -> None:
+    settings = [setting for part in list_components() for setting in part.settings]
+    paths = known_paths(Recipe)
+    assert {s.path for s in settings} == {p for p in paths if not any(q.startswith(f"{p}.") for q in paths)}
+    assert [s.path for s in settings if not s.meaning] == []

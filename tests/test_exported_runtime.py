@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
@@ -19,14 +19,14 @@ from arcuate.exported.archive import open_archive
 from arcuate.live.engine import make_engine
 from arcuate.models.config import TransducerSettings
 from arcuate.runtime import Decoder
-from support.counts import count
+from support.cases import cases
 from support.encoders import make_batch, models
 from support.exports import ABSENT, export_model, repack, without
 from support.live_parts import bins, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
-law = settings(max_examples=count(25, 500), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+law = settings()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
     exported = Decoder.load(path, warm=False)
     original = StreamingDecoder(make_engine(model, SEARCH if words else None, head="both"))
     whole = exported.stream()
-    for seed in range(count(2, 40)):
+    for seed in range(cases(0.1)):
         data = bins(70, seed=seed)
         for k in range(0, 70, 11):
             partial, expected = exported.push(data[k : k + 11]), original.push(data[k : k + 11])

@@ -259,7 +259,7 @@ def test_calibration_json_is_plain_numbers(calibrated: tuple[Path, dict]) -> Non
     assert kept["curve"] == result["curve"] and all(np.isfinite(p["per"]) for p in kept["curve"])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("recipe", ["mode-ssm-small", "tiny-transformer"])
 def test_every_kind_of_model_can_be_calibrated_and_followed(new_days: Path, tmp_path: Path, recipe: str) -> None:
     """Stages, modes, a bridge and models without session layers included."""

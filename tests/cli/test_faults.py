@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from support.counts import THOROUGH
+from support.cases import cases
 from support.faults import Fault
 from support.workspace import COMMANDS, Bench, make_workspace
 
-QUICK = (  # 40 s of CPU time; the others take minutes in all
-    *("prepare", "combine", "combine (frames)", "submit", "average", "import", "lm import", "ledger"),
-    *("new encoder", "doctor --fix"),
-)
+pytestmark = pytest.mark.thorough
+
 EXTRAS = {"export": "onnxruntime", "live": "uvicorn", "sweep": "optuna"}  # packages that a command needs
-TRIED = [
-    name for name in (COMMANDS if THOROUGH else QUICK) if name not in EXTRAS or find_spec(EXTRAS[name]) is not None
-]
+TRIED = [name for name in COMMANDS if name not in EXTRAS or find_spec(EXTRAS[name]) is not None]
 UNSLOWED = [name for name in TRIED if not COMMANDS[name].slow]
 
 
@@ -40,17 +36,15 @@ def bench(workspace: Path, request: pytest.FixtureRequest) -> Bench:
     return benches[name]
 
 
-def points(bench: Bench, n: int) -> list[int]:
-    """File operations to fail at: all of them in a thorough run, or a few if each takes several trainings."""
-    if THOROUGH and not bench.command.slow:
-        return list(range(1, bench.n_operations + 1))
-    n = min(6 if THOROUGH else n, bench.n_operations)
+def points(bench: Bench) -> list[int]:
+    """File operations to fail at: a share of `--cases`, fewer if each takes several trainings."""
+    n = min(cases(0.02 if bench.command.slow else 0.05), bench.n_operations)
     return sorted(random.Random(bench.name).sample(range(1, bench.n_operations + 1), n))
 
 
 @pytest.mark.parametrize("bench", TRIED, indirect=True)
 def test_killed_at_a_file_operation(bench: Bench) -> None:
-    for at in points(bench, 2):
+    for at in points(bench):
         done = bench.check(Fault("kill", at))
         assert done.code == -9
 
@@ -58,22 +52,21 @@ def test_killed_at_a_file_operation(bench: Bench) -> None:
 @pytest.mark.parametrize("bench", TRIED, indirect=True)
 def test_a_full_disk(bench: Bench) -> None:
     assert bench.check(Fault("full", 1)).code == 2
-    for at in points(bench, 1):
+    for at in points(bench):
         bench.check(Fault("full", at))
 
 
 @pytest.mark.parametrize("bench", TRIED, indirect=True)
 def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
     """The write fails in the middle of a file, in whatever library writes it."""
-    thorough = THOROUGH and not bench.command.slow
-    for fraction in [0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99] if thorough else [0.5]:
+    for fraction in [0.5] if bench.command.slow else [0.0, 0.02, 0.1, 0.5, 0.99]:
         done = bench.check(Fault("size", int(fraction * bench.largest)))
         assert done.code in bench.command.codes[1:] and ("disk" in done.stderr or "large" in done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("bench", TRIED, indirect=True)
 def test_a_limit_on_open_files(bench: Bench) -> None:
-    for n in range(1, 9) if THOROUGH and not bench.command.slow else (2,):
+    for n in (2,) if bench.command.slow else range(1, 9):
         bench.check(Fault("files", n))
 
 
@@ -85,11 +78,10 @@ def test_no_permission_to_write(bench: Bench) -> None:
 
 @pytest.mark.parametrize("bench", TRIED, indirect=True)
 def test_several_at_once(bench: Bench) -> None:
-    for n in (2, 3, 5) if THOROUGH and not bench.command.slow else (3,):
+    for n in (3,) if bench.command.slow else (2, 5):
         bench.check_together(n)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="minutes of CPU time; part of `make thorough`")
 @pytest.mark.parametrize("bench", UNSLOWED, indirect=True)
 def test_a_limit_on_memory(bench: Bench) -> None:
     for megabytes in (0, 1, 4, 16, 64, 256):

@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.prepare import prepare
@@ -103,7 +103,6 @@ def test_non_finite_values_are_stored_and_read_as_zero(tmp_path: Path) -> None:
     assert store.block_statistics(info).mean[2] == pytest.approx(channel.mean(), rel=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.floats(-1e4, 1e4), st.integers(0, 99))
 def test_merged_statistics_equal_those_of_all_bins(lengths: list[int], offset: float, seed: int) -> None:
     pieces = [(offset + noise(n, 3, seed=seed + i)).astype(np.float32) for i, n in enumerate(lengths)]

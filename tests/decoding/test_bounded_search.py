@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.alphabet import CLASSES
@@ -51,7 +51,6 @@ def test_a_bound_that_is_not_reached_changes_nothing() -> None:
     assert high.finish(state, 5) == FREE.search(log_probs, 5) != BOUNDED.search(log_probs, 5)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([0.0, 0.3, 2.0]), st.integers(0, 3))
 def test_a_narrowed_search_does_not_depend_on_chunks(sizes: list[int], scale: float, seed: int) -> None:
     log_probs = frames(sum(sizes), scale, seed)

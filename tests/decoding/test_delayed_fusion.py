@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.decoding.config import DecodingConfig
@@ -56,7 +56,6 @@ def log_probs(seed: int, n_frames: int) -> np.ndarray:
     return (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).astype(np.float32)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(0, 9), st.integers(1, 3), st.integers(0, 3), st.lists(st.integers(0, 24), max_size=4))
 def test_any_chunking_gives_the_same_result(seed: int, every: int, delay: int, cuts: list[int]) -> None:
     search, frames = replace(FUSED, every=every, delay=delay, max_prefixes=3), log_probs(seed, 24)

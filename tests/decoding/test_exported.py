@@ -15,7 +15,7 @@ from arcuate.errors import UserError
 from arcuate.exported.archive import open_archive
 from arcuate.exported.check import OPERATORS, check_graph
 from arcuate.runtime import Decoder
-from support.counts import count
+from support.cases import cases
 from support.exports import export_model, repack
 from support.fuzzing import fuzz, mutate
 from support.live_parts import bins, small_model
@@ -84,7 +84,7 @@ def test_members_damaged_before_the_checksum_was_made(path: Path, tmp_path: Path
         decoder.push(bins(50))
         return decoder.finish()
 
-    fuzz(read, [mutate(original, rng) for _ in range(count(30, 400))], tmp_path).check(0.1)
+    fuzz(read, [mutate(original, rng) for _ in range(cases(2))], tmp_path).check(0.1)
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "bin.onnx", "frame.onnx", "session_weights.f32"])

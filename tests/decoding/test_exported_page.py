@@ -33,6 +33,8 @@ from arcuate.runtime import Decoder
 from support.exports import export_model
 from support.live_parts import bins, small_model
 
+pytestmark = pytest.mark.thorough
+
 ENCODERS = {
     "gru": {
         "front_end": {"normalise": "block", "channel_gate": {"enabled": True, "ratio": 2}, "stem": {"enabled": True}},

@@ -139,7 +139,7 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
     words = decode(run, head="both", beam=20, out=tmp_path / "words.jsonl", n_best=2)
     assert words.search.head == "both"
@@ -149,7 +149,7 @@ def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
     assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_weights_of_both_heads_are_tuned(run: Path, tmp_path: Path) -> None:
     """Ranking by other weights equals a search with them, as far as the candidates are the same."""
     weights = tmp_path / "weights.yaml"

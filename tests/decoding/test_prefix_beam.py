@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
@@ -35,7 +35,6 @@ def enumerate_all(log_probs: np.ndarray) -> dict[tuple[int, ...], float]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(1, 6), sharp=st.floats(0.1, 5.0))
 def test_equals_enumeration(seed: int, n_frames: int, sharp: float) -> None:
     log_probs = frames(seed, n_frames, sharp=sharp)
@@ -53,7 +52,6 @@ def test_a_repeated_token_needs_a_blank() -> None:
     assert search.tokens(confident[[0, 0, 2]]) == [1]
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 40), max_size=6))
 def test_result_is_independent_of_chunking(seed: int, cuts: list[int]) -> None:
     log_probs = frames(seed, 40, 6)

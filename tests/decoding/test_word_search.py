@@ -15,6 +15,7 @@ from arcuate.decoding.word_search.search import WordSearch, build_word_search, w
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
+from support.cases import cases
 from support.word_search import BLANK, BOUNDARY, CLASSES, frames
 
 UNLIMITED = {"beam": 1_000_000, "threshold": 1e9}
@@ -81,7 +82,7 @@ def some_weights(seed: int, **more: object) -> DecodingConfig:
     return DecodingConfig.model_validate({**values, **UNLIMITED, **more})
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(0.5))
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 5))
 def test_summed_alignments_equal_enumeration(seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(seed, merge_histories=False)
@@ -91,7 +92,7 @@ def test_summed_alignments_equal_enumeration(seed: int, n_frames: int, lexicon: 
     assert [h.total for h in found] == pytest.approx([truth[h.words] for h in found], abs=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(0.5))
 @given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 6))
 def test_best_alignments_equal_enumeration_with_merged_histories(
     seed: int, n_frames: int, lexicon: Lexicon, model: LanguageModel
@@ -124,7 +125,7 @@ def test_scores_by_source_add_up(lexicon: Lexicon, model: LanguageModel) -> None
         assert scores["bonus"] == pytest.approx(weights.word_bonus * len(hypothesis.words), abs=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(0.5))
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(0, 50), max_size=8), beam=st.integers(1, 60))
 def test_result_is_independent_of_chunking(
     seed: int, cuts: list[int], beam: int, lexicon: Lexicon, model: LanguageModel

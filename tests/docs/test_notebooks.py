@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
 SMALLER = {
     r"\bSTEPS = 400\b": "STEPS = 12",
@@ -38,7 +40,6 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         run_sync(running.shutdown_kernel)(now=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, kernel: Any) -> None:
     jupytext = pytest.importorskip("jupytext", reason="notebooks need the extra notebooks")

@@ -66,7 +66,7 @@ def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
     assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 40)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_forty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
     diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.32", "guard.enabled=false"))
     assert diagnosis.primary in ("collapsed", "exploded", "degraded")

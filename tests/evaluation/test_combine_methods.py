@@ -32,6 +32,7 @@ from arcuate.evaluation.linear import (
     fit_weights,
 )
 from arcuate.evaluation.metrics import score
+from support.cases import cases
 
 texts = st.lists(st.sampled_from("abcd"), max_size=5).map(" ".join)
 lists_of_texts = st.lists(texts, min_size=1, max_size=6)
@@ -43,7 +44,6 @@ def write(path: Path, *rows: object) -> Path:
 
 
 @given(lists_of_texts, st.data())
-@settings(deadline=None)
 def test_expected_errors_are_the_expected_edit_distance(candidates: list[str], data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 5), min_size=len(candidates), max_size=len(candidates)))
     found = expected_errors(candidates, weights, letter_cost=0.0)
@@ -54,7 +54,6 @@ def test_expected_errors_are_the_expected_edit_distance(candidates: list[str], d
 
 
 @given(lists_of_texts)
-@settings(deadline=None)
 def test_unanimous_texts_win_and_order_decides_only_ties(candidates: list[str]) -> None:
     assert mbr([candidates[0]] * 3) == candidates[0] == rover([candidates[0]] * 3)
     found = expected_errors(candidates, np.ones(len(candidates)))
@@ -73,7 +72,7 @@ def test_ties_in_words_are_broken_by_letters() -> None:
 
 
 @given(lists_of_texts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(5))
 def test_rover_uses_only_words_of_the_candidates(candidates: list[str]) -> None:
     assert set(rover(candidates).split()) <= {word for text in candidates for word in text.split()}
 

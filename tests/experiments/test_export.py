@@ -54,7 +54,7 @@ def shipped_settings() -> dict[str, ModelSettings]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", shipped_settings())
 def test_every_packaged_recipe_exports_or_is_refused(tmp_path: Path, name: str) -> None:
     """At full width; few channels keep the file small."""

@@ -12,7 +12,6 @@ import pytest
 
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
-from support.counts import count
 from support.forking import arcuate
 from support.slurm import ask, miniature, missing_programs, state_of, wait_for
 
@@ -179,7 +178,7 @@ def train_uninterrupted(words: list[str], run: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_job_that_is_interrupted_twice_equals_an_uninterrupted_run(
     slurm: dict[str, str], cohort_store: Path, tmp_path: Path
 ) -> None:
@@ -204,8 +203,7 @@ def test_a_job_that_is_interrupted_twice_equals_an_uninterrupted_run(
     assert_same_run(run, tmp_path / "plain")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(count(0, 1) == 0, reason="a time limit of Slurm is at least one minute: run by `make thorough`")
+@pytest.mark.thorough
 def test_a_time_limit_that_ends_a_job_twice(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
     """A run of about two minutes on this machine, in jobs of at most 40 seconds: a minute less the signal's 20."""
     words = ["--data", str(cohort_store), *TINY, "train.checkpoint_every=1000"]
@@ -223,7 +221,7 @@ def test_a_time_limit_that_ends_a_job_twice(slurm: dict[str, str], cohort_store:
     assert_same_run(run, tmp_path / "plain")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_cancelled_job_stops_with_a_checkpoint_and_is_not_queued_again(
     slurm: dict[str, str], cohort_store: Path, tmp_path: Path
 ) -> None:
@@ -240,7 +238,7 @@ def test_a_cancelled_job_stops_with_a_checkpoint_and_is_not_queued_again(
     assert step >= 20
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_job_that_is_preempted_with_a_grace_time_continues(
     slurm: dict[str, str], cohort_store: Path, tmp_path: Path
 ) -> None:
@@ -258,7 +256,7 @@ def test_a_job_that_is_preempted_with_a_grace_time_continues(
     assert "resuming after step" in logs
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_of_a_job_share_every_batch(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["--data", cohort_store, *TINY, "train.steps=4"]
@@ -270,7 +268,7 @@ def test_two_processes_of_a_job_share_every_batch(slurm: dict[str, str], cohort_
     assert json.loads((run / "environment.json").read_text())["processes"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_seeds_are_an_array(slurm: dict[str, str], cohort_store: Path, tmp_path: Path) -> None:
     words = [
         "train",

@@ -12,7 +12,6 @@ from arcuate.models.model import count_parameters
 from arcuate.run import Run
 from arcuate.training import environment
 from support.cli import one_object
-from support.counts import THOROUGH
 from support.forking import arcuate
 
 OFFICIAL = {
@@ -23,7 +22,7 @@ OFFICIAL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path) -> None:
     layout, electrodes = OFFICIAL[name]
@@ -36,8 +35,6 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
         if name == "b2t25-gru"
         else ["data.batching.batch_size=2"]
     )
-    if name == "b2t24-gru" and not THOROUGH:  # its checkpoints have 2 GB
-        batch.append("encoder.width=256")
     done = arcuate("train", name, "--data", store, "--run", run, "train.steps=2", "train.log_every=1", *batch, "--json")
     assert done.returncode == 0, done.stderr
     result = one_object(done.stdout)

@@ -75,7 +75,7 @@ def test_combine_reads_the_seeds_as_they_are(ensemble):
     assert 0 < pooled["per"] <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
     run = tmp_path / "ensemble"
     shutil.copytree(ensemble[0], run, symlinks=True)

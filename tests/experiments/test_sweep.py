@@ -243,7 +243,7 @@ def command(store: Path, space: Path, out: Path, *more: str) -> list[str]:
     return ["sweep", "tiny", str(space), "--data", str(store), "--out", str(out), "--json", *FEW, *more]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_workers_share_a_study(cohort_store: Path, tmp_path: Path) -> None:
     space, out = space_file(tmp_path, SPACE), tmp_path / "out"
     words = command(cohort_store, space, out, "--trials", "2")

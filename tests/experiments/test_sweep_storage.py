@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from arcuate.errors import UserError, has_password, without_password
+from support.cases import cases
 from support.cli import assert_refused, one_object
-from support.counts import count
 from support.forking import arcuate, start
 from support.postgres import PASSWORD, find_programs, server
 from support.slurm import free_ports
@@ -213,7 +213,7 @@ def start_worker(plan: SweepPlan, space: Path) -> "subprocess.Popen[str]":
     return start(*words, "--json", *FEW, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path) -> None:
     """Every proposal that was ever made ends with a result, and there are as many results as were asked for."""
@@ -221,7 +221,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
     space.write_text("schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\n")
     plan, draw = replace(plan, n_trials=3), random.Random(5)
     _, study = open_study(plan)
-    for _ in range(count(2, 8)):
+    for _ in range(cases(0.1)):
         worker = start_worker(plan, space)
         before = len(study.get_trials(deepcopy=False))
         while worker.poll() is None and len(study.get_trials(deepcopy=False)) == before:
@@ -250,7 +250,7 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         assert not file.is_file() or PASSWORD.encode() not in file.read_bytes(), file
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_the_status_is_shown_while_the_sweep_runs(plan: SweepPlan, tmp_path: Path) -> None:
     shared, study = open_study(plan)

@@ -32,11 +32,13 @@ from arcuate.live.input import Chunk, End
 from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import LiveSession
 from arcuate.live.sources import socket as sender
-from support.counts import count
+from support.cases import cases
 from support.fuzzing import damaged, fuzz, mutate
 from support.live_parts import bins, small_decoder
 from support.live_serving import SEARCH, Served, decoder, serving
 from support.live_sources import SessionRunner, wait_for
+
+pytestmark = pytest.mark.thorough
 
 LIMITS = Limits(messages_per_s=1e5, commands_per_s=1e4, message_bytes=20_000)
 SETTINGS = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
@@ -77,7 +79,7 @@ def test_messages_of_senders(tmp_path: Path) -> None:
             store = make_store(session.recorder.folder)
             assert store is not None and len(Store.open(store).trials) == session.n_sentences
 
-    outcomes = fuzz(read, damaged(MESSAGES, 150, 10_000), tmp_path / "messages")
+    outcomes = fuzz(read, damaged(MESSAGES, 5), tmp_path / "messages")
     outcomes.check(minimum_refused=0.2)
 
 
@@ -93,7 +95,7 @@ marks = st.dictionaries(keys, values, max_size=4) | st.builds(
 )
 
 
-@settings(max_examples=count(150, 5000), derandomize=True, deadline=None)
+@settings(max_examples=cases(10))
 @given(marks | values)
 def test_generated_marks_are_storable_texts(message: object) -> None:
     try:
@@ -164,7 +166,7 @@ def check_decodes(served: Served) -> None:
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_raw_connections(capfd: pytest.CaptureFixture[str]) -> None:
     with serving(decoder(), SETTINGS) as served:
-        for content in damaged(CONNECTIONS, 60, 4000):
+        for content in damaged(CONNECTIONS, 2):
             with (
                 socket.create_connection(("127.0.0.1", served.port), timeout=20) as client,
                 contextlib.suppress(OSError),
@@ -183,7 +185,7 @@ def test_commands_of_viewers(capfd: pytest.CaptureFixture[str]) -> None:
 
     async def go(served: Served) -> None:
         async with websockets.connect(served.url("/events"), max_size=None, max_queue=None) as events:
-            for content in damaged(seeds, 100, 5000):
+            for content in damaged(seeds, 2):
                 await events.send(content.decode("utf-8", "replace"))
             await events.send('{"type": "open"}')
             await events.send("the last one")
@@ -222,7 +224,7 @@ def test_redis_entries(redis_url: str) -> None:
         source.start()
     logits = np.random.default_rng(0).normal(size=(2, 41)).astype(np.float32).tobytes()
     seeds = {b"bins": bins(3).tobytes(), b"logits": logits, b"first": b"12", b"time_s": b"0.25", b"end": b"1"}
-    for _ in range(count(200, 10_000)):
+    for _ in range(cases(10)):
         fields = {key: mutate(value, rng) for key, value in seeds.items() if rng.random() < 0.6}
         name = rng.choice(["neural_bins", INPUT, "remote_lm_reset", "remote_lm_finalize", "remote_lm_update_params"])
         client.xadd(name, fields or {b"nothing": b""}, maxlen=20_000)
@@ -254,7 +256,7 @@ def test_lsl_samples(lsl, kind: str) -> None:
     assert outlet.wait_for_consumers(120)
     strange = [0, 1, -1, 2**31 - 1] if kind == "cf_int32" else [0.0, -1.5, 1e38, float("nan"), float("inf"), 5e-324]
     clocks = [0.0, -1.0, 1e9, 1e300, 1e-300, float("inf"), float("nan"), lsl.local_clock()]
-    for _ in range(count(100, 5000)):
+    for _ in range(cases(5)):
         outlet.push_sample([rng.choice(strange) for _ in range(6)], rng.choice(clocks))
     wait_for(lambda: runner.events_of("fault"))
     wait_for(lambda: runner.session._queue.empty())
@@ -292,4 +294,4 @@ def test_recordings_of_live_sessions(tmp_path: Path, part: str) -> None:
         if recorder.finals:
             Store.open(tmp_path / "rec" / "store").check_unchanged([])
 
-    fuzz(read, damaged([seed], 60, 3000), tmp_path / part.partition(".")[0]).check()
+    fuzz(read, damaged([seed], 2), tmp_path / part.partition(".")[0]).check()

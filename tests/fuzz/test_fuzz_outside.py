@@ -58,7 +58,7 @@ def test_nwb(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         exported.write_bytes(content)
         _prepare(exported, folder, "nwb")
 
-    fuzz(read, damaged([seed], 10, 600), tmp_path / "fuzz").check()
+    fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
 
 
 def test_falcon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_falcon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(content)
         _prepare(path, folder, "falcon-h2")
 
-    fuzz(read, damaged([seed], 8, 600), tmp_path / "fuzz").check()
+    fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
 
 
 def test_corp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_corp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(content)
         _prepare(path, folder, "corp")
 
-    fuzz(read, damaged(seeds, 8, 600), tmp_path / "corp-fuzz").check()
+    fuzz(read, damaged(seeds, 0.25), tmp_path / "corp-fuzz").check()
 
 
 def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(content)
         _prepare(path.parent, folder, "handwriting")
 
-    fuzz(read, damaged(seeds, 8, 600), tmp_path / "handwriting").check()
+    fuzz(read, damaged(seeds, 0.25), tmp_path / "handwriting").check()
 
 
 @pytest.mark.parametrize("part", ["sentences.csv", "0.csv"])
@@ -137,7 +137,7 @@ def test_csv_folders(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         path.write_bytes(content)
         _prepare(path.parents[1], folder, "my_reader:CsvFolder")
 
-    fuzz(read, damaged([seed], 8, 600), tmp_path / f"csv-{part}").check()
+    fuzz(read, damaged([seed], 0.25), tmp_path / f"csv-{part}").check()
 
 
 def test_cards(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_cards(tmp_path: Path) -> None:
         licence = write_card(run).licence
         assert card_metadata(read_card(card), "the card")["license"] == licence
 
-    fuzz(read, damaged([seed], 60, 2000), tmp_path / "cards").check(0.02)
+    fuzz(read, damaged([seed], 2), tmp_path / "cards").check(0.02)
 
 
 @pytest.mark.parametrize("part", ["model.json", "recipe.yaml", "environment.json", "results/val.json"])
@@ -165,7 +165,7 @@ def test_cards_of_damaged_runs(part: str, tmp_path: Path) -> None:
         write_card(run)
         card_metadata(read_card(run / "MODEL_CARD.md"), "the card")
 
-    fuzz(read, damaged([seed], 40, 1000), tmp_path / f"card-of-{path.name}").check()
+    fuzz(read, damaged([seed]), tmp_path / f"card-of-{path.name}").check()
 
 
 def test_answers_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_answers_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ]}  # fmt: skip
     seeds = [bytes([i]) + files[name] for i, name in enumerate(names)]
     seeds.append(bytes([len(names)]) + json.dumps(listing).encode())
-    fuzz(read, damaged(seeds, 8, 600), tmp_path / "hub").check(0.2)
+    fuzz(read, damaged(seeds, 0.25), tmp_path / "hub").check(0.2)
 
 
 def _bytes(file: PushedFile) -> bytes:
@@ -211,7 +211,7 @@ def test_descriptions(exported: Path, tmp_path: Path) -> None:
         (folder / "x.nwb").write_bytes(content)
         describe_file(folder / "x.nwb").mapping_text()
 
-    fuzz(read, damaged([seed], 40, 600), tmp_path / "fuzz").check()
+    fuzz(read, damaged([seed]), tmp_path / "fuzz").check()
 
 
 def test_mappings(exported: Path, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_mappings(exported: Path, tmp_path: Path) -> None:
         if not report.written:
             raise UserError(report.unreadable[0].detail if report.unreadable else "nothing was read")
 
-    fuzz(read, damaged([seed], 10, 600), tmp_path / "fuzz").check()
+    fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy", "mat", "pkl"])
@@ -249,4 +249,4 @@ def test_logits(kind: str, tmp_path: Path) -> None:
         scores = read_logits(target).scores
         assert all(np.isfinite(frames).all() for frames in scores.trials)
 
-    fuzz(read, damaged([seed], 150, 1000), tmp_path / kind).check(0.2)
+    fuzz(read, damaged([seed], 5), tmp_path / kind).check(0.2)

@@ -296,7 +296,7 @@ def test_board_in_a_browser(folder: Path, browser: Any) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.drawn
+@pytest.mark.usefixtures("drawings")
 def test_report_and_doctor_pages_in_a_browser(folder: Path, browser: Any, tmp_path: Path) -> None:
     from arcuate.doctor import diagnose
     from arcuate.insight.report import write_report

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.data.alphabet import BLANK, CLASSES, PHONEME_ORDER, PHONEMES
@@ -31,7 +31,7 @@ from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
-from support.counts import count
+from support.cases import cases
 from support.fabricate_runs import write_words
 from support.pages import Outline, check_page, drawn_in_part
 
@@ -242,7 +242,7 @@ def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
-@pytest.mark.drawn
+@pytest.mark.usefixtures("drawings")
 def test_complete_run_has_every_section(complete_run: Run) -> None:
     page, outline = report(complete_run)
     assert [i for i in outline.ids if i in SECTIONS] == SECTIONS
@@ -339,7 +339,7 @@ def test_unevaluated_run_shows_curves_and_the_next_command(tmp_path: Path) -> No
     assert "Best error rate in the log" in page
 
 
-@pytest.mark.drawn
+@pytest.mark.usefixtures("drawings")
 @pytest.mark.parametrize(
     "shape",
     [
@@ -409,8 +409,8 @@ ROWS = st.dictionaries(
 )
 
 
-@pytest.mark.drawn
-@settings(max_examples=count(12, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("drawings")
+@settings(max_examples=cases(0.5))
 @given(train=st.lists(ROWS, max_size=6), held=st.lists(ROWS, max_size=6), result=st.lists(ROWS, max_size=3))
 def test_any_values_in_the_log_give_a_page(
     tmp_path: Path, train: list[dict[str, Any]], held: list[dict[str, Any]], result: list[dict[str, Any]]
@@ -445,7 +445,7 @@ def test_broken_examples_are_reported_and_not_fatal(tmp_path: Path) -> None:
     assert "val.npz cannot be read" in report(run)[0]
 
 
-@pytest.mark.drawn
+@pytest.mark.usefixtures("drawings")
 def test_unusual_examples_are_drawn(tmp_path: Path) -> None:
     """NaN bins, dead channels, an odd channel count, a foreign alphabet, a trial nobody knows."""
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)

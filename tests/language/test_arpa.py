@@ -18,6 +18,7 @@ from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.trie import model_from_tables
 from support.backoff import SMALL, Backoff, model_of, reference_log10, walk, write_arpa_text
+from support.cases import cases
 
 TEXT = ["a", "b", "c", "a", "b", "</s>"]
 
@@ -194,7 +195,7 @@ def test_import_of_export_is_identity(name: str, tmp_path: Path) -> None:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(10))
 def test_numbers_are_parsed_like_python_does(value: float) -> None:
     for text in (repr(value), f"{value:.7f}", f"{value:+.3E}"):
         coded = np.frombuffer(text.encode(), np.uint8)
@@ -203,7 +204,7 @@ def test_numbers_are_parsed_like_python_does(value: float) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(10))
 def test_any_bytes_are_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     path = tmp_path_factory.mktemp("noise") / "m.arpa"
     complete = write_arpa_text(path, SMALL).read_bytes()

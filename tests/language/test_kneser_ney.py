@@ -21,6 +21,7 @@ from arcuate.language.ngram.estimate import (
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.text import LN10, read_sentences
 from arcuate.language.ngram.trie import NGramTables, model_from_tables
+from support.cases import cases
 
 LMPLZ = Path(__file__).parent / "lmplz"  # README there: where the expected values come from
 TEXT = (LMPLZ / "text.txt").read_text().splitlines()
@@ -107,7 +108,7 @@ SENTENCES = st.lists(st.lists(st.sampled_from("abcdef"), max_size=7).map(" ".joi
     prune=st.sampled_from([(), (0, 1), (0, 0, 2)]),
     history=st.lists(st.sampled_from("abcdefg"), max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(5))
 def test_probabilities_sum_to_one_after_any_history(
     lines: list[str], order: int, prune: tuple[int, ...], history: list[str]
 ) -> None:
@@ -116,7 +117,6 @@ def test_probabilities_sum_to_one_after_any_history(
 
 
 @given(lines=SENTENCES.filter(lambda lines: any(lines)), batch=st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
 def test_counting_in_batches_equals_counting(lines: list[str], batch: int) -> None:
     corpus = read_corpus([line.encode() for line in lines], "text")
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
@@ -70,7 +70,6 @@ def test_an_uninformative_model_gets_no_weight(tmp_path: Path) -> None:
 
 
 @given(weight=st.floats(0.05, 0.95), history=st.lists(st.sampled_from([*TEXT[70].split(), "i", "zebra"]), max_size=4))
-@settings(max_examples=15, deadline=None)
 def test_an_interpolation_sums_to_one(
     tmp_path_factory: pytest.TempPathFactory, weight: float, history: list[str]
 ) -> None:

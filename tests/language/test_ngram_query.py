@@ -11,6 +11,7 @@ from arcuate.errors import UserError
 from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from support.backoff import SMALL, Backoff, model_of, reference_log10, walk
+from support.cases import cases
 
 WORDS = ("<unk>", "<s>", "</s>", "a", "b", "c", "d")
 LOGS = st.floats(-9, 0, width=32)
@@ -29,7 +30,7 @@ def backoff_models(draw: st.DrawFn) -> Backoff:
 
 
 @given(ngrams=backoff_models(), text=st.lists(st.sampled_from(WORDS), min_size=1, max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(10))
 def test_queries_equal_the_definition(ngrams: Backoff, text: list[str]) -> None:
     model = model_of(ngrams)
     scores, _ = walk(model, text)
@@ -40,7 +41,7 @@ def test_queries_equal_the_definition(ngrams: Backoff, text: list[str]) -> None:
 
 
 @given(ngrams=backoff_models(), text=st.lists(st.sampled_from(WORDS), min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(5))
 def test_a_state_carries_all_relevant_context(ngrams: Backoff, text: list[str]) -> None:
     """The state depends on the last order − 1 words only and is a context of the model."""
     model = model_of(ngrams)

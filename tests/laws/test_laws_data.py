@@ -87,7 +87,7 @@ def make_model(kind: str, normalise: str, log: bool, store: Store) -> Model:
 kinds = st.sampled_from(list(KINDS))
 
 
-@law(25, 1500)
+@law()
 @given(st.data(), kinds, st.sampled_from(["none", "block", "rolling"]), st.booleans(), st.integers(1, 6))
 def test_the_other_byte_order(store, swapped, data, kind, normalise, log, batch_size):
     """Trials of a store in the other byte order have the same hash, bins, statistics and log-probabilities."""
@@ -110,7 +110,7 @@ def test_the_other_byte_order(store, swapped, data, kind, normalise, log, batch_
     cases["byte order"] += 1
 
 
-@law(4, 150)
+@law(0.25)
 @given(st.integers(0, 200), st.integers(1, 8), st.integers(1, 3), st.sampled_from(["shuffled", "bucketed", "sessions"]))
 def test_workers_read_the_same_batches(store, start, n_batches, workers, batching):
     sizes = "n_sessions: 2, n_trials: 2" if batching == "sessions" else "batch_size: 4"
@@ -143,7 +143,7 @@ def gradients(state: TrainingState, batch: Batch, part: Distributed) -> dict[str
 states: dict[tuple[str, int], tuple[Recipe, TrainingState]] = {}
 
 
-@law(8, 1200)
+@law(0.5)
 @given(st.data(), kinds, st.integers(1, 7), st.integers(2, 8), st.integers(0, 500))
 def test_any_number_of_processes(store, tmp_path_factory, data, kind, batch_size, size, position):
     """Averaged gradients of the parts of a batch are those of the batch; so are the log-probabilities after a step."""
@@ -169,7 +169,7 @@ def test_any_number_of_processes(store, tmp_path_factory, data, kind, batch_size
     cases["processes"] += 1
 
 
-@law(10, 600)
+@law(0.5)
 @given(kinds, st.integers(1, 5), st.integers(1, 12), st.integers(1, 9))
 def test_validation_divided_among_processes(store, kind, size, n_trials, batch_size):
     """Every process decodes its share; the added counts are those of one process."""

@@ -74,7 +74,7 @@ def uninterrupted(kind: str, store: Path, folder: Path) -> Path:
     return folder / kind
 
 
-@law(2, 100)
+@law(0.1)
 @given(st.sampled_from(list(ENCODERS)), st.lists(st.integers(1, N_STEPS), min_size=1, max_size=3, unique=True))
 def test_a_run_resumed_after_any_step(cohort_store, references, kind, stops):
     reference = uninterrupted(kind, cohort_store, references)
@@ -124,7 +124,7 @@ def record_and_die(head: str, folder: Path, items: list[Any], published: int) ->
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@law(5, 1000)
+@law(0.25)
 @given(
     st.sampled_from(list(HEADS)),
     st.lists(st.integers(20, 70), min_size=1, max_size=3),

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate import StreamingDecoder
@@ -18,15 +18,13 @@ from arcuate.errors import UserError
 from arcuate.live.engine import make_engine
 from arcuate.models.config import AnyEncoderSettings, GRUSettings, TransducerSettings
 from arcuate.models.model import Model
-from support.counts import count
+from support.cases import cases
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
 from support.live_parts import small_decoder, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
-quick = settings(
-    max_examples=count(20, 150), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+quick = settings(max_examples=cases())
 causal = models(bidirectional=st.just(False))
 near_ties = []
 
@@ -114,7 +112,7 @@ TRANSDUCERS = [
 ]
 
 
-@settings(quick, max_examples=count(12, 80))
+@settings(quick, max_examples=cases(0.5))
 @given(
     st.sampled_from(TRANSDUCERS),
     st.integers(0, 3),

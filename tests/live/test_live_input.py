@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from arcuate.live.config import Faults
 from arcuate.live.input import Chunk, InputValidator, ValidatedBins
+from support.cases import cases
 from support.live_parts import bins
 
 
@@ -111,7 +112,7 @@ def broken(n: int, n_channels: int, hole: bool) -> np.ndarray:
     return values
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(10))
 @given(st.lists(chunks, max_size=20), st.sampled_from(["hold", "zero", "reset"]))
 def test_validated_bins_are_finite_and_bounded(given_chunks, gap):
     checks = validator(gap=gap)

@@ -26,6 +26,8 @@ from support.live_parts import bins
 from support.live_serving import Served, decoder, replaying, serving
 from support.live_sources import wait_for
 
+pytestmark = pytest.mark.thorough
+
 ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),

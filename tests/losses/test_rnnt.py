@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from arcuate.errors import UserError
 from arcuate.losses import rnnt_loss
 from arcuate.losses.rnnt import Lengths, _lattice_loss, _node_log_probs, chunked_rnnt_loss
+from support.cases import cases as n_cases
 
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=n_cases(2))
 
 
 def sum_of_paths(log_probs: torch.Tensor, tokens: list[int], blank: int, t: int = 0, u: int = 0):

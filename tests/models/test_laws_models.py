@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.data.alphabet import CLASSES
@@ -19,13 +19,11 @@ from arcuate.models.config import (
 )
 from arcuate.models.interfaces import Outputs
 from arcuate.models.model import Model
-from support.counts import count
+from support.cases import cases
 from support.encoders import N_CHANNELS, lengths, make_batch, models
 
 TOLERANCE = 1e-5
-quick = settings(
-    max_examples=count(50, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+quick = settings(max_examples=cases(2))
 
 
 @pytest.fixture(autouse=True, scope="module")

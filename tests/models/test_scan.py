@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.models.convolution import depthwise_conv
@@ -36,7 +36,6 @@ def outputs_and_gradients(run, inputs):
     return [y, state, *torch.autograd.grad(loss, inputs)]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 70), st.integers(1, 40), st.sampled_from([0.0, 1.0, 50.0]))
 def test_chunks_equal_the_recurrence(n_frames, chunk, strength):
     inputs = draw_inputs(n_frames, strength=strength, seed=n_frames)

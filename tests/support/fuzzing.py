@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from support.counts import THOROUGH, count
+from support.cases import cases, many
 
 MAX_SECONDS = 20
 MAX_BYTES = 2 * 2**30
@@ -87,7 +87,7 @@ def fuzz(read: Callable[[bytes, Path], object], inputs: Iterable[bytes], folder:
     position = 0
     while position < len(contents):
         position = _run_child(read, contents, position, folder, outcomes)
-    if THOROUGH:
+    if many():
         print(f"\nfuzz {folder.name}: {outcomes.total} inputs, {dict(outcomes.counts)}")
     return outcomes
 
@@ -145,27 +145,25 @@ def _outcome(read: Callable, content: bytes, folder: Path) -> tuple[str, str]:
     return "read", ""
 
 
-def damaged(seeds: Sequence[bytes], usual: int, thorough: int, seed: int = 0) -> Iterable[bytes]:
-    """Mutated copies of the given files: `usual` in all in a normal test run, `thorough` in a thorough one."""
+def damaged(seeds: Sequence[bytes], share: float = 1.0, seed: int = 0) -> Iterable[bytes]:
+    """Mutated copies of the given files: a share of `--cases` in all."""
     rng = random.Random(seed)
-    for i in range(count(usual, thorough)):
+    for i in range(cases(share)):
         yield mutate(seeds[i % len(seeds)], rng)
 
 
 # --- inputs made by hypothesis -------------------------------------------------------------------------------------
 
 
-def generated(strategy: st.SearchStrategy[bytes], usual: int, thorough: int) -> list[bytes]:
+def generated(strategy: st.SearchStrategy[bytes], share: float = 1.0) -> list[bytes]:
     """Examples of a strategy, the same ones in every run."""
     found: list[bytes] = []
 
     @settings(
-        max_examples=count(usual, thorough),
+        max_examples=cases(share),
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def collect(content: bytes) -> None:

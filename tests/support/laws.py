@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.models.config import Patch
-from support.counts import THOROUGH, count
+from support.cases import cases as n_cases
+from support.cases import many
 
 BOUND = 1e-4  # nats: largest difference of a float32 log-probability; the largest ones seen are about 1e-5
 NEAR_TIE = 1e-3  # nats: two hypotheses this close may change places when log-probabilities are rounded differently
@@ -22,15 +23,9 @@ near_ties: Counter[str] = Counter()
 largest: dict[str, float] = {}
 
 
-def law(usual: int, thorough: int) -> settings:
-    """Profile of a law: the same cases in every run, `usual` of them in `make test`."""
-    return settings(
-        max_examples=count(usual, thorough),
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+def law(share: float = 1.0) -> settings:
+    """Profile of a law: the same cases in every run, a share of `--cases`."""
+    return settings(max_examples=n_cases(share), derandomize=True, database=None)
 
 
 def assert_same_frames(
@@ -94,7 +89,7 @@ def n_threads(n: int) -> Iterator[None]:
 
 @atexit.register
 def _print_counts() -> None:
-    if THOROUGH and cases:
+    if many() and cases:
         for name, n in sorted(cases.items()):
             print(
                 f"law {name}: {n} cases, largest difference {largest.get(name, 0.0):.1e}, {near_ties[name]} near ties"

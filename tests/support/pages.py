@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from unittest.mock import patch
 
+import pytest
+
 from arcuate.insight import render
 from arcuate.insight.render import page_script, vega_bundle
 
@@ -93,3 +95,15 @@ def drawn_in_part(content: bytes) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A static drawing takes a tenth of a second, and a page has a dozen: only tests with `drawings` make them."""
+    if "drawings" not in request.fixturenames:
+        monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
+
+
+@pytest.fixture
+def drawings() -> None:
+    """Static drawings are made as for a user."""

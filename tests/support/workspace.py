@@ -14,7 +14,7 @@ import numpy as np
 
 from arcuate.data.store import Store
 from arcuate.decoding.config import read_decoding_config
-from support.counts import THOROUGH
+from support.cases import many
 from support.fabricate_runs import stuck_run
 from support.faults import Done, Fault, run, run_together
 from support.live_parts import ENTRIES
@@ -237,7 +237,7 @@ checks: Counter[str] = Counter()  # faults that were tried, by command and kind
 
 @atexit.register
 def _print_checks() -> None:
-    if THOROUGH and checks:
+    if many() and checks:
         print("\n".join(f"faults {name}: {n}" for name, n in sorted(checks.items())))
         print(f"faults: {checks.total()} checks")
 

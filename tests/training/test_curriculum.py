@@ -17,7 +17,7 @@ from arcuate.run import Run, create_run
 from arcuate.training.config import find_ineffective_settings
 from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
 from arcuate.training.start import check_same_recipe
-from support.counts import count
+from support.cases import cases
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
 
@@ -279,11 +279,11 @@ def test_change_of_losses_is_not_an_incident(uninterrupted: Path) -> None:
     assert (uninterrupted / "incidents.jsonl").read_text() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) -> None:
     arguments = ["mode-ssm-small", *SMALL, *STEPS, "--data", str(cohort_store)]
     [(_, n_operations)] = train_and_kill(arguments, [(tmp_path / "uninterrupted", None)])
-    points = sorted(random.Random(1).sample(range(13, n_operations), count(3, 12)))
+    points = sorted(random.Random(1).sample(range(13, n_operations), cases(0.25)))
     assert_kills_leave_no_trace(arguments, tmp_path, points)
     links = [
         {p.name: p.readlink() for p in (tmp_path / name / "checkpoints").glob("stage-*")}

@@ -15,6 +15,8 @@ import pytest
 from support.forking import PROGRAM, forking_environment
 from support.slurm import free_ports
 
+pytestmark = pytest.mark.thorough
+
 SETTINGS = [
     *("train.steps=60", "train.log_every=5", "train.validate_every=20", "train.checkpoint_every=10"),
     *("encoder.width=16", "encoder.depth=1", "data.batching.batch_size=4", "data.workers=0"),
@@ -73,7 +75,6 @@ def undisturbed(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-@pytest.mark.slow
 def test_a_killed_rank_changes_nothing(undisturbed: Path, cohort_store: Path, tmp_path: Path) -> None:
     run, log, draw = tmp_path / "run", tmp_path / "log", random.Random(7)
     elastic = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=3")
@@ -92,7 +93,6 @@ def test_a_killed_rank_changes_nothing(undisturbed: Path, cohort_store: Path, tm
         assert last[0] == last[1], name
 
 
-@pytest.mark.slow
 def test_two_ranks_then_one_then_two(undisturbed: Path, cohort_store: Path, tmp_path: Path) -> None:
     """A node is lost and another one joins: data and schedule continue exactly, the rest up to rounding."""
     from safetensors.torch import load_file

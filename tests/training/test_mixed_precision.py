@@ -14,7 +14,12 @@ from arcuate.training.step import compute_gradients, encode_for_training
 from support.training import make_state, planned_batches, small_overrides
 
 CPU = torch.device("cpu")
-NAMES = [name for name in recipe_names() if name.startswith(("b2t25", "mode-ssm", "tiny"))]
+QUICK = ("tiny", "tiny-transformer", "mode-ssm-small")  # one of each architecture
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
+    for name in recipe_names()
+    if name.startswith(("b2t25", "mode-ssm", "tiny"))
+]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

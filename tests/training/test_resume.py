@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.cases import cases
 from support.cli import assert_refused, one_object
-from support.counts import count
 from support.forking import PROGRAM, arcuate, forking_environment, start
 
 SETTINGS = [
@@ -65,8 +65,8 @@ def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> N
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(count(2, 8)))
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(cases(0.1)))
 def test_killed_and_resumed_equals_uninterrupted(
     uninterrupted: Path, cohort_store: Path, tmp_path: Path, seed: int
 ) -> None:
@@ -205,7 +205,7 @@ def test_from_starts_a_new_run_and_records_its_parent(uninterrupted: Path, cohor
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_guard_does_not_change_a_healthy_run(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "unguarded"
     train(cohort_store, run, "guard.enabled=false")
@@ -229,7 +229,7 @@ def kill_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     process.wait(timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_killed_and_resumed_equal_two_uninterrupted(cohort_store: Path, tmp_path: Path) -> None:
     """Killed at random moments, then stopped by a signal: all processes stop after the same step and save."""
     uninterrupted, run, rng = tmp_path / "uninterrupted", tmp_path / "run", random.Random(3)
@@ -260,7 +260,7 @@ TWO_HEADS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [ACCUMULATED, TWO_HEADS], ids=["gru, accumulated", "ssm and transducer"])
 def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path: Path) -> None:
     """Half the batch each with averaged gradients gives the same weights up to rounding."""
@@ -284,7 +284,7 @@ def test_two_processes_equal_one(model: list[str], cohort_store: Path, tmp_path:
             assert a[name] == pytest.approx(b[name], rel=2e-2, abs=1e-3), name
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_diverging_run_is_rewound_with_evidence(cohort_store: Path, tmp_path: Path) -> None:
     run = tmp_path / "wild"
     wild = [

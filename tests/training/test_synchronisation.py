@@ -13,7 +13,6 @@ from arcuate.training.environment import Distributed
 from arcuate.training.modes import Modes
 from arcuate.training.optim import typical_gradient
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step
-from support.counts import count
 from support.devices import CountWaitingCopies, DeviceTensor, counted_reads, on_device
 from support.training import make_state, planned_batches, small_overrides
 
@@ -58,7 +57,7 @@ def test_one_read_per_step(case: str, cohort_store: Path, tmp_path: Path) -> Non
             state.start_next_stage()
 
 
-@pytest.mark.parametrize("name", ["tiny-transformer", *["mode-ssm-small"] * count(0, 1)])
+@pytest.mark.parametrize("name", ["tiny-transformer", pytest.param("mode-ssm-small", marks=pytest.mark.thorough)])
 def test_no_copy_to_the_device_waits(
     name: str, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
 ) -> None:

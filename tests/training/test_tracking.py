@@ -367,7 +367,7 @@ def test_training_continues_if_the_wandb_service_dies(run: Run, wandb: Any) -> N
 # End to end
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_both_trackers_over_an_interrupted_run(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     run = tmp_path / "run"

@@ -320,8 +320,7 @@ def _require_ancestor(name: str) -> str:
 
 _HEAD = """# Settings
 
-Every setting of a recipe. This page is generated: `arcuate recipes settings > docs/settings.md`. A
-test keeps it up to date.
+Every setting of a recipe, as printed by `arcuate recipes settings`.
 
 Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind`
 of a component replaces the component: set the kind first, then the settings that it needs
@@ -382,7 +381,7 @@ def list_components(
 
 
 def to_markdown() -> str:
-    """The page docs/settings.md."""
+    """All settings as a page of Markdown."""
     lines = [_HEAD]
     first_path: dict[tuple[str, ...], str] = {}
     for part in list_components():
