@@ -30,7 +30,6 @@ PAGES = [
     *(ROOT / "docs" / f"{name}.md" for name in ("board", "export", "scaling", "your-data", "your-encoder")),
     *(p for folder in ("tutorials", "how-to") for p in sorted((ROOT / "docs" / folder).glob("*.md"))),
 ]
-QUICK = "first-decoder"  # the page that `make test` runs
 STEPS = "train.steps=12 train.log_every=4"
 
 
@@ -59,13 +58,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(p, id=f"{p.parent.name}/{p.stem}", marks=() if p.stem == QUICK else pytest.mark.thorough)
-        for p in PAGES
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[..., Path]) -> None:
     text = page.read_text("utf-8")
     expected = dict(pair.split(" => ") for pair in re.findall(r"<!-- expect: (.*?) -->", text))

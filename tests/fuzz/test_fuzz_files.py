@@ -147,7 +147,7 @@ def test_nwb_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             raise UserError(report.unreadable[0].detail)
         assert Store.open(folder / "store").find_changed() == []
 
-    check(read, [seed], tmp_path / "nwb", 0.25)
+    check(read, [seed], tmp_path / "nwb")
 
 
 @pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.h5"])
@@ -164,7 +164,7 @@ def test_stores(tmp_path: Path, part: str) -> None:
         found = _contents(tmp_path / "store")
         assert part == "manifest.json" or found == original, "changed content was read"
 
-    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", 1, documents=documents_of(part))
+    check(read, [seed], tmp_path / f"store-{path.suffix[1:]}", documents=documents_of(part))
 
 
 def _contents(path: Path) -> list[tuple[bytes, ...]]:
@@ -188,7 +188,7 @@ def _contents(path: Path) -> list[tuple[bytes, ...]]:
 def test_run_folders(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without static drawings, which take a second per page; a few are drawn below."""
     monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
-    check_run_folders(tmp_path, part, 5, 700)
+    check_run_folders(tmp_path, part)
 
 
 def test_drawings_of_run_folders(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_drawings_of_run_folders(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     path, rng = tmp_path / "run" / "metrics.jsonl", random.Random(0)
     content = path.read_bytes()
-    for _ in range(cases(0.25)):
+    for _ in range(cases(0.1)):
         damaged = bytearray(content)
         for _ in range(rng.randint(0, 12)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
@@ -205,7 +205,7 @@ def test_drawings_of_run_folders(tmp_path: Path) -> None:
             report_page(read_run_data(Run(tmp_path / "run")))
 
 
-def check_run_folders(tmp_path: Path, part: str, usual: int, thorough: int) -> None:
+def check_run_folders(tmp_path: Path, part: str) -> None:
     render.vega_bundle()  # made before the fork, and cached
     shutil.copytree(GOLDEN / "run", tmp_path / "runs" / "run", ignore=shutil.ignore_patterns("checkpoints"))
     path = tmp_path / "runs" / "run" / part
@@ -221,8 +221,7 @@ def check_run_folders(tmp_path: Path, part: str, usual: int, thorough: int) -> N
         read,
         [path.read_bytes()],
         tmp_path / f"run-{part.replace('/', '-')}",
-        usual,
-        thorough,
+        0.1,
         documents=documents_of(part),
     )
 
@@ -235,8 +234,6 @@ def test_model_folders(tmp_path: Path, part: str) -> None:
         read,
         [(tmp_path / "model" / part).read_bytes()],
         tmp_path / f"model-{part}",
-        40,
-        1500,
         documents=documents_of(part),
     )
 
@@ -253,7 +250,7 @@ def test_checkpoints(tmp_path: Path, part: str) -> None:
         load_model(tmp_path / "step-00001000")
         assert content == seed or part == "state.json", "changed content was read"
 
-    check(read, [seed], tmp_path / f"checkpoint-{part}", 1, minimum_refused=0.5, documents=documents_of(part))
+    check(read, [seed], tmp_path / f"checkpoint-{part}", minimum_refused=0.5, documents=documents_of(part))
 
 
 def test_exported_models(tmp_path: Path) -> None:
@@ -266,7 +263,7 @@ def test_exported_models(tmp_path: Path) -> None:
         Decoder.load(folder / "model.arcx", warm=False)
         assert content == seed, "changed content was read"
 
-    check(read, [seed], tmp_path / "arcx", 1, minimum_refused=0.8)
+    check(read, [seed], tmp_path / "arcx", minimum_refused=0.8)
 
 
 def test_members_of_exported_models(tmp_path: Path) -> None:
@@ -282,7 +279,7 @@ def test_members_of_exported_models(tmp_path: Path) -> None:
         Decoder.load(folder / "model.arcx", warm=False)
 
     seeds = [bytes([i]) + members[name] for i, name in enumerate(names)]
-    check(read, seeds, tmp_path / "arcx-members", 1)
+    check(read, seeds, tmp_path / "arcx-members")
 
 
 # --- language models, lexicons, decodings, scores ---------------------------------------------------------------
@@ -309,7 +306,7 @@ ngram 2=4
 
 
 def test_arpa(tmp_path: Path) -> None:
-    check(write_and(read_third_party, "words.arpa"), [ARPA, gzip.compress(ARPA, mtime=0)], tmp_path / "arpa", 5)
+    check(write_and(read_third_party, "words.arpa"), [ARPA, gzip.compress(ARPA, mtime=0)], tmp_path / "arpa")
 
 
 def write_sphinx() -> bytes:
@@ -346,7 +343,7 @@ def test_sphinx(tmp_path: Path) -> None:
 
     (tmp_path / "words.lm.bin").write_bytes(seed)
     assert read_third_party(tmp_path / "words.lm.bin").order == 3
-    check(read, [head + tail], tmp_path / "sphinx", 2)
+    check(read, [head + tail], tmp_path / "sphinx")
 
 
 def test_model_files(tmp_path: Path) -> None:
@@ -359,7 +356,7 @@ def test_model_files(tmp_path: Path) -> None:
         check_model_file(folder / "words.alm")
         assert content == seed or _same_arrays(content, seed), "changed content was read"
 
-    check(read, [seed], tmp_path / "alm", 2, minimum_refused=0.5)
+    check(read, [seed], tmp_path / "alm", minimum_refused=0.5)
 
 
 def _same_arrays(content: bytes, seed: bytes) -> bool:
@@ -370,7 +367,7 @@ def _same_arrays(content: bytes, seed: bytes) -> bool:
 
 def test_lexicons(tmp_path: Path) -> None:
     seed = b"the DH AH\nthe(2) DH IY\nsea S IY\n;;; comment\nhello HH AH L OW\n"
-    check(write_and(read_lexicon, "lexicon.txt"), [seed], tmp_path / "lexicon", 5)
+    check(write_and(read_lexicon, "lexicon.txt"), [seed], tmp_path / "lexicon")
 
 
 def test_decodings(tmp_path: Path) -> None:
@@ -396,7 +393,7 @@ def test_decodings(tmp_path: Path) -> None:
             raise failures[0]
 
     seed = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    check(write_and(read, "words.jsonl"), [seed], tmp_path / "decodings", 5, documents=edited_jsonl)
+    check(write_and(read, "words.jsonl"), [seed], tmp_path / "decodings", documents=edited_jsonl)
 
 
 def test_frame_scores(tmp_path: Path) -> None:
@@ -404,7 +401,7 @@ def test_frame_scores(tmp_path: Path) -> None:
     small = io.BytesIO()
     logp = np.log(np.full((6, 41), 1 / 41, np.float32))
     np.savez(small, logp=logp, lengths=np.array([4, 2]), trials=np.array(["a", "b"]))
-    check(write_and(read_log_probs, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz", 5)
+    check(write_and(read_log_probs, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz")
 
 
 def test_arrays_in_archives(tmp_path: Path) -> None:
@@ -421,7 +418,7 @@ def test_arrays_in_archives(tmp_path: Path) -> None:
         read_log_probs(folder / "scores.npz")
 
     read(array.getvalue(), tmp_path)
-    check(read, [array.getvalue()], tmp_path / "npy", 5)
+    check(read, [array.getvalue()], tmp_path / "npy")
 
 
 def write_logits(folder: Path) -> dict[str, bytes]:
@@ -449,7 +446,7 @@ def test_logits(tmp_path: Path, kind: str) -> None:
         (tmp_path / "logits" / f"scores.{kind}").write_bytes(content)
         read_logits(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
 
-    check(read, [seeds[kind]], tmp_path / f"logits-{kind}", 2, documents=documents_of(kind))
+    check(read, [seeds[kind]], tmp_path / f"logits-{kind}", documents=documents_of(kind))
 
 
 def test_logits_of_other_shapes(tmp_path: Path) -> None:
@@ -473,14 +470,14 @@ def test_training_logs(tmp_path: Path) -> None:
         path = tmp_path / f"{name}{'.tfevents.1.host' if name == 'events' else ''}"
         write(made, path)
         seeds.append(path.read_bytes())
-    check(write_and(diagnose, "log"), seeds, tmp_path / "logs", 2)
+    check(write_and(diagnose, "log"), seeds, tmp_path / "logs")
 
 
 def test_event_files(tmp_path: Path) -> None:
     DIALECTS["events"](log(falling(n=25), falling(n=25), falling(n=25)), tmp_path / "events.out.tfevents.1.host")
     seed = (tmp_path / "events.out.tfevents.1.host").read_bytes()
     (tmp_path / "events").mkdir()
-    check(write_and(diagnose, "events.out.tfevents.1.host"), [seed], tmp_path / "events", 2)
+    check(write_and(diagnose, "events.out.tfevents.1.host"), [seed], tmp_path / "events")
 
 
 @pytest.mark.shared
@@ -490,7 +487,7 @@ def test_real_logs(shared: Path, tmp_path: Path) -> None:
     seeds = {file.suffix: [f.read_bytes() for f in files if f.suffix == file.suffix] for file in files}
     for suffix, contents in seeds.items():
         read = write_and(diagnose, f"log{suffix}")
-        check(read, contents, tmp_path / f"real{suffix}", 10, 100 * len(contents))
+        check(read, contents, tmp_path / f"real{suffix}")
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -503,7 +500,7 @@ def test_texts(tmp_path: Path) -> None:
         score_text(model, read_sentences(folder / "text"))
         build_model([folder / "text"], folder / "new.alm", order=2, force=True)
 
-    check(read, [seed, gzip.compress(seed, mtime=0)], tmp_path / "text", 1)
+    check(read, [seed, gzip.compress(seed, mtime=0)], tmp_path / "text")
 
 
 # --- settings ------------------------------------------------------------------------------------------------------
@@ -556,7 +553,7 @@ def test_sweeps(tmp_path: Path) -> None:
         to_json_line(found.to_dict())
 
     seed = (tmp_path / "study.journal").read_bytes()
-    check(read, [seed], tmp_path / "sweep", 2, documents=edited_jsonl)
+    check(read, [seed], tmp_path / "sweep", documents=edited_jsonl)
 
 
 @pytest.mark.parametrize("kind", ["yaml", "jsonl"])
@@ -569,6 +566,6 @@ def test_generated_text(tmp_path: Path, kind: str) -> None:
                   "-", "\n", '"\\ud800"', "true", '"', "[[[[[[", '{"text": "a", "score": -1}'],
     }[kind]  # fmt: skip
     rng = random.Random(7)
-    inputs = ["".join(rng.choices(marks, k=rng.randrange(1, 25))).encode() for _ in range(cases(10))]
+    inputs = ["".join(rng.choices(marks, k=rng.randrange(1, 25))).encode() for _ in range(cases())]
     reader = write_and(read_yaml if kind == "yaml" else read_candidates, f"file.{kind}")
     fuzz(reader, inputs, tmp_path / f"generated-{kind}").check(minimum_refused=0.2)

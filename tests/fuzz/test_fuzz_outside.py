@@ -151,7 +151,7 @@ def test_cards(tmp_path: Path) -> None:
         licence = write_card(run).licence
         assert card_metadata(read_card(card), "the card")["license"] == licence
 
-    fuzz(read, damaged([seed], 2), tmp_path / "cards").check(0.02)
+    fuzz(read, damaged([seed]), tmp_path / "cards").check(0.02)
 
 
 @pytest.mark.parametrize("part", ["model.json", "recipe.yaml", "environment.json", "results/val.json"])
@@ -249,4 +249,4 @@ def test_logits(kind: str, tmp_path: Path) -> None:
         scores = read_logits(target).scores
         assert all(np.isfinite(frames).all() for frames in scores.trials)
 
-    fuzz(read, damaged([seed], 5), tmp_path / kind).check(0.2)
+    fuzz(read, damaged([seed]), tmp_path / kind).check(0.2)
