@@ -3,7 +3,7 @@
 python benchmarks/pictures.py --run runs/demo --out docs/images
 
 report, trial and live need the demo run, guard, new-days, ablation and latency the folders of their experiments
-(docs/log.md, docs/measurements.md); pictures whose folder is missing are left as they are. The others are made from
+(docs/findings.md); pictures whose folder is missing are left as they are. The others are made from
 simulated data.
 """
 

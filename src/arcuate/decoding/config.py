@@ -25,7 +25,7 @@ class Logistic(Settings):
         return result
 
 
-# Fitted on simulated trials (docs/log.md, "Confidence of words"); the order is that of decoding/confidence.py.
+# Fitted on simulated trials (docs/findings.md, "Confidence of words"); the order is that of decoding/confidence.py.
 _WORD = Logistic(
     intercept=-0.95657,
     weights=(0.60206, -0.03231, 0.08963, 0.00855, -0.00628, -0.04013, -0.72116, 1.19574, 1.07654, 0.33148),

@@ -23,7 +23,7 @@ from arcuate.language.ngram.model import LanguageModel
 from arcuate.progress import Progress
 
 # Features of the candidates themselves with their packaged weights, fitted on ten-seed lists of two participants
-# (docs/measurements.md also gives the result of transferring weights between participants). Decoders delete more
+# (docs/findings.md also gives the result of transferring weights between participants). Decoders delete more
 # phonemes than they insert, hence the positive weight of length.
 _OWN_FEATURES: tuple[tuple[str, float], ...] = (
     ("agreement", 4.7),
