@@ -82,7 +82,8 @@ def choose(trees: Sequence[Path], n: int, seed: int) -> list[Mutation]:
     for package, name, code, _ in functions(trees[-1]):
         if (name, code) in shared and places(ast.parse(code)):
             by_package[package].append((name, code))
-    generator, chosen = random.Random(seed), []
+    generator = random.Random(seed)
+    chosen: list[Mutation] = []
     while len(chosen) < n and by_package:
         for package in sorted(by_package):
             name, code = by_package[package].pop(generator.randrange(len(by_package[package])))
@@ -106,7 +107,7 @@ def is_caught(tree: Path, mutation: Mutation, minutes: float) -> bool:
                     setattr(node, field, [_replaced(item, mutation) for item in value])
         target.write_text(ast.unparse(module), "utf-8")
         tests = [p for p in (f"tests/{package}", f"tests/test_{package}.py") if (copy / p).exists()]
-        command = [tree / ".venv/bin/python", "-m", "pytest", "-x", "-q", *(tests or ["tests"])]
+        command = [str(tree / ".venv/bin/python"), "-m", "pytest", "-x", "-q", *(tests or ["tests"])]
         environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
         try:
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=60 * minutes)
