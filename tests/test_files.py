@@ -149,14 +149,14 @@ def _write_by_path(path: Path) -> None:
         temporary.write_text("complete\n")
 
 
-def test_a_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill at any rename or removal finds the old or the new folder in place."""
+def test_a_folder_is_never_lost_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at any rename or removal leaves the old or the new folder in place, or the old one beside it."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "old").touch()
 
     def check(function: Callable) -> Callable:
         def checked(*arguments: object, **options: object) -> object:
-            assert any((tmp_path / "a" / name).exists() for name in ("old", "new"))
+            assert any((tmp_path / name).exists() for name in ("a/old", "a/new", ".a.old/old"))
             return function(*arguments, **options)
 
         return checked

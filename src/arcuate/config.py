@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 import reprlib
 import types
@@ -15,43 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from arcuate.errors import UserError, can_be_path, check_regular, check_resources
+from arcuate.errors import UserError, check_regular, check_resources
 from arcuate.plugins import has_component, load_component
 
 
 class Settings(BaseModel):
-    """Base class of all settings: unknown keys are rejected and values are frozen.
-
-    A renamed setting is listed in `renamed`, a renamed value in `renamed_values`. A recipe that uses an old name is
-    rejected with a message that gives the new one; files written by earlier versions are read with `migrate=True`,
-    which translates them.
-    """
+    """Base class of all settings: unknown keys are rejected and values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-    renamed: ClassVar[Mapping[str, str]] = {}  # old key -> new key of the same class
-    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # new key -> old value -> new value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _translate_old_names(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict) or not (cls.renamed or cls.renamed_values):
-            return given
-        migrate = bool(info.context and info.context.get("migrate"))
-        translated: dict[Any, Any] = {}
-        for key, value in given.items():
-            new_key = cls.renamed.get(key, key)
-            if new_key != key and not migrate:
-                raise ValueError(f"{key} is now called {new_key}")
-            values = cls.renamed_values.get(new_key, {})
-            if isinstance(value, Hashable) and value in values:
-                if not migrate:
-                    raise ValueError(f"{new_key}: {value} is now called {values[value]}")
-                value = values[value]
-            translated[new_key] = value
-        return translated
 
     @model_validator(mode="before")
     @classmethod
@@ -91,13 +65,13 @@ def component_class(group: str, kind: str) -> Any:
 def plugin_validator(group: str, built_in: Collection[str] = ()) -> BeforeValidator:
     """Validator that parses the settings of a user-defined component with its own settings class."""
 
-    def read(value: Any, info: ValidationInfo) -> Any:
+    def read(value: Any) -> Any:
         kind = value.get("kind") if isinstance(value, dict) else None
         if kind is None or kind in built_in or not (not built_in or has_component(group, kind)):
             return value
         settings: type[PluginSettings] = component_class(group, str(kind)).Settings
         try:
-            return settings.model_validate(value, context=info.context)
+            return settings.model_validate(value)
         except ValidationError as error:
             problems = "; ".join(_explain_plainly(problem) for problem in error.errors())
             raise ValueError(f"{problems} (settings: {', '.join(settings.model_fields)})") from None
@@ -120,25 +94,12 @@ _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 _EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # in a stage, setting one removes the other
 
 
-def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in the tree; the value is parsed as YAML."""
-    path, sign, text = override.partition("=")
-    keys = path.strip().split(".")
-    if not sign or not all(keys):
-        raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
-    _set(tree, keys, _parse_value(text), ())
-
-
 def apply_overrides(tree: dict[str, Any], overrides: Overrides) -> None:
     """Set every override in the tree. Values of a mapping are used as they are; those of strings are parsed as YAML."""
     if isinstance(overrides, str):
         raise UserError(f"overrides must be a mapping or a list, got the text {overrides!r}; write [{overrides!r}]")
-    if not isinstance(overrides, Mapping):
-        for override in overrides:
-            apply_override(tree, override)
-        return
-    for path, value in overrides.items():
-        keys = path.split(".")
+    for path, value in overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides):
+        keys = path.strip().split(".")
         if not all(keys):
             raise UserError(f"override {path!r} is not of the form key.sub, such as train.steps")
         _set(tree, keys, value, ())
@@ -157,22 +118,19 @@ def to_yaml_line(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def format_value(value: Any) -> str:
-    """A plain value as text for a table: a component as its kind and settings, anything else as JSON."""
-    if isinstance(value, Mapping):
-        rest = ", ".join(f"{k} {format_value(v)}" for k, v in value.items() if k != "kind" and v is not None)
-        return f"{value['kind']}: {rest}" if "kind" in value else rest
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _parse_value(text: str) -> Any:
+def _parse_override(override: str) -> tuple[str, Any]:
+    path, sign, text = override.partition("=")
+    if not sign or not path:
+        raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
     try:
         value = parse_yaml(text)
+    except DeceptiveValue as error:
+        raise UserError(f"override {override!r}: {error}") from None
     except ValueError:
         value = text
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
         value = float(value)  # YAML parses 1e4 as text
-    return value
+    return path, value
 
 
 def _set(node: Any, keys: Sequence[str], value: Any, parents: tuple[str, ...]) -> None:
@@ -342,45 +300,39 @@ def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 _MAX_YAML_CHARACTERS = 500_000
 _MAX_YAML_DEPTH = 50
-_MAX_YAML_NODES = 50_000  # with every alias replaced by what it stands for
-_MERGE = "tag:yaml.org,2002:merge"
+# what YAML 1.1 reads as another value than it looks like, with the remedy
+_DECEPTIVE = {
+    re.compile("yes|no|on|off", re.IGNORECASE): "write true or false",
+    re.compile(r"[-+]?0[0-7_]+"): "YAML reads it as an octal number; leave out the zeros in front",
+    re.compile(
+        r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    ): "YAML reads it as a number to the base 60; write the number",
+}
 
 
-class _PlainValues(yaml.constructor.SafeConstructor):
-    """Constructs numbers, text, lists and mappings; a date is text, and an impossible one an error."""
+class DeceptiveValue(ValueError):
+    """Raised for a value that YAML 1.1 would silently read as another one."""
 
-    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> str:  # type: ignore[override]
-        try:
-            super().construct_yaml_timestamp(node)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{node.value:.40} is not a date: {error}{_line(node.start_mark)}") from None
-        return str(node.value)
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Constructs numbers, text, lists and mappings; a date is text, and a key that is given twice an error."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        start: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(("timestamp", "merge"))]
+        for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE)
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if duplicates := [key for key, n in keys.items() if n > 1]:
             raise ValueError(f"{duplicates[0]!r} is given twice; keep one of them")
-        return super().construct_mapping(node, deep)
-
-
-_PlainValues.add_constructor(  # type: ignore[type-var]
-    "tag:yaml.org,2002:timestamp", _PlainValues.construct_yaml_timestamp
-)
-
-
-class _PlainLoader(_PlainValues, yaml.SafeLoader):
-    """The loader in Python."""
-
-
-class _FastLoader(_PlainValues, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The loader with the parser of libyaml, ten times as fast, where it is installed."""
+        return cast(dict[Any, Any], super().construct_mapping(node, deep))
 
 
 def parse_yaml(text: str) -> Any:
     """Plain values of YAML text. Anything else, or text beyond the bounds, raises ValueError with a one-line message.
 
-    Bounded before anything is built: length, depth, and the number of nodes with aliases and merge keys expanded (ten
-    lines of aliases can stand for a billion nodes). Explicit tags (`!!bool`, `!!python/...`) are rejected.
+    Anchors, aliases, merge keys and tags are not supported: ten lines of aliases can stand for a billion nodes.
     """
     if len(text) > _MAX_YAML_CHARACTERS:
         raise ValueError(f"longer than {_MAX_YAML_CHARACTERS} characters")
@@ -390,35 +342,13 @@ def parse_yaml(text: str) -> Any:
 @lru_cache(maxsize=256)  # a recipe is read by several parts of a program
 def _parse_once(text: str) -> Any:
     try:
-        return _parse(text, _FastLoader)
-    except ValueError:  # the messages are those of the loader in Python
-        return _parse(text, _PlainLoader)
-
-
-def _parse(text: str, kind: type[Any]) -> Any:
-    try:
         depth = 0
-        for event in yaml.parse(text, kind):
+        for event in yaml.parse(text, _Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_YAML_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_YAML_DEPTH} levels{_line(event.start_mark)}")
-            tag = getattr(event, "tag", None)
-            if tag is not None:
-                short = tag.replace("tag:yaml.org,2002:", "!!")
-                raise ValueError(
-                    f"the tag {short:.40} is not supported, write the plain value{_line(event.start_mark)}"
-                )
-            if isinstance(event, yaml.ScalarEvent) and not can_be_path(event.value):
-                raise ValueError(f"text contains a character that no path can have{_line(event.start_mark)}")
-        loader = kind(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _count_nodes(node, {})
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+            _check_event(event)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         raise ValueError(problem + _line(error.problem_mark or error.context_mark)) from None
@@ -426,22 +356,28 @@ def _parse(text: str, kind: type[Any]) -> Any:
         raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from None
 
 
+def _check_event(event: yaml.Event) -> None:
+    where = _line(event.start_mark)
+    if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+        raise ValueError(f"anchors and aliases are not supported, repeat the value{where}")
+    if tag := getattr(event, "tag", None):
+        short = tag.replace("tag:yaml.org,2002:", "!!")
+        raise ValueError(f"the tag {short:.40} is not supported, write the plain value{where}")
+    if not isinstance(event, yaml.ScalarEvent):
+        return
+    try:
+        has_null = b"\0" in os.fsencode(event.value)
+    except UnicodeEncodeError:  # a lone surrogate
+        has_null = True
+    if has_null:
+        raise ValueError(f"text contains a character that no path can have{where}")
+    for pattern, remedy in _DECEPTIVE.items():
+        if event.implicit[0] and pattern.fullmatch(event.value):
+            raise DeceptiveValue(f"{event.value}: {remedy}, or put text in quotes{where}")
+
+
 def _line(mark: Any) -> str:
     return "" if mark is None else f" (line {mark.line + 1})"
-
-
-def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Number of nodes below and including this one, aliases expanded; the depth was checked before."""
-    if id(node) in counted:
-        return counted[id(node)]
-    counted[id(node)] = _MAX_YAML_NODES + 1  # an alias inside its own anchor
-    children = node.value if isinstance(node, yaml.CollectionNode) else ()
-    parts = [part for child in children for part in (child if isinstance(child, tuple) else (child,))]
-    total = 1 + sum(_count_nodes(part, counted) for part in parts)
-    if total > _MAX_YAML_NODES:
-        raise ValueError(f"more than {_MAX_YAML_NODES} values with its aliases expanded")
-    counted[id(node)] = total
-    return total
 
 
 def read_yaml(path: Path, noun: str = "") -> Any:
@@ -476,18 +412,15 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(
-    kind: type[S], tree: Mapping[str, Any], where: str, *, noun: str = "recipe", migrate: bool = False
-) -> S:
+def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, noun: str = "recipe") -> S:
     """Validate a tree of plain values; all problems are reported in one `UserError`.
 
-    `noun` and `where` name the file in messages. `migrate` translates settings that were renamed since the file was
-    written; use it for files that arcuate wrote.
+    `noun` and `where` name the file in messages.
     """
     try:
-        return kind.model_validate(tree, context={"migrate": migrate})
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}", kind)))) from None
+        raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}".strip(), kind)))) from None
 
 
 def settings_from(
@@ -554,25 +487,8 @@ def value_text(value: Any) -> str:
 
 def diff(a: Settings, b: Settings, ignore: Collection[str] = ()) -> list[Change]:
     """All settings that differ, in the order of the settings class."""
-    if type(a) is not type(b):
-        before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
-        return list(_changes("", before, after))
-    return [change for change in _setting_changes("", a, b) if change.path.partition(".")[0] not in ignore]
-
-
-def _setting_changes(path: str, a: BaseModel, b: BaseModel) -> Iterator[Change]:
-    """Differences between settings of one class. Only what differs is converted to plain values, which is slow."""
-    for name, info in type(a).model_fields.items():
-        before, after = getattr(a, name), getattr(b, name)
-        if before == after:
-            continue
-        key = info.alias or name
-        where = f"{path}.{key}" if path else key
-        if isinstance(before, BaseModel) and type(before) is type(after):
-            yield from _setting_changes(where, before, after)
-        else:
-            plain = (s.model_dump(mode="json", by_alias=True, include={name})[key] for s in (a, b))
-            yield from _changes(where, *plain)
+    before, after = ({k: v for k, v in to_tree(s).items() if k not in ignore} for s in (a, b))
+    return list(_changes("", before, after))
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:

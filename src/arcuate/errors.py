@@ -1,7 +1,6 @@
-"""The exception whose message is shown to users, escaping of unsafe text, files that must not be read, and limits."""
+"""The exception whose message is shown to users, escaping of unsafe text, and files that must not be read."""
 
 import errno
-import mmap
 import os
 import re
 import stat
@@ -23,14 +22,6 @@ def escape_controls(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def can_be_path(text: str) -> bool:
-    """Whether text can be part of a path: without NUL and lone surrogates, with which every use raises ValueError."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
 
 
 def has_password(url: str) -> bool:
@@ -59,59 +50,10 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {max_bytes:,} are read", str(path))
 
 
-def has_memory(n_bytes: int, address_space: bool = False) -> bool:
-    """Whether the limits of the process (`ulimit -v`, `ulimit -d`) leave `n_bytes`, which are reserved for a moment.
-
-    No page is touched, so this takes microseconds. `address_space`: addresses without memory, which only `ulimit -v`
-    limits.
-    """
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which has no such limits
-        return True
-    access = 0 if address_space else mmap.PROT_READ | mmap.PROT_WRITE
-    try:
-        mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=access).close()
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-        return False
-    return True
-
-
-def require_memory(n_bytes: int, purpose: str, address_space: bool = False) -> None:
-    """Raise MemoryError if the limits of the process leave less than `n_bytes`.
-
-    For compilers and libraries in C++ and Rust, which abort the process when an allocation fails.
-    """
-    if not has_memory(n_bytes, address_space):
-        kind = " of address space" if address_space else ""
-        raise MemoryError(f"{purpose} needs {n_bytes / 2**20:,.0f} MB{kind}")
-
-
-def require_files(n: int, purpose: str) -> None:
-    """Raise OSError if the limit of the process (`ulimit -n`) leaves fewer than `n` open files.
-
-    For libraries that report missing file handles as a panic, or print tracebacks of their own.
-    """
-    handles: list[int] = []
-    try:
-        for _ in range(n):
-            handles.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise OSError(error.errno, f"too many open files: {purpose} needs {n} more") from None
-    finally:
-        for handle in handles:
-            os.close(handle)
-
-
 TOO_LARGE = "raise the limit on the size of files (ulimit -f unlimited)"
 TOO_MANY_FILES = "raise the limit on open files (ulimit -n 4096)"
 # in messages of HDF5, safetensors, Rust and torch
 _ERRNO = re.compile(r"(?:errno = |os error |code: |: [A-Z][\w ]+ \()(\d+)")
-
-_NO_MEMORY = re.compile("allocat", re.IGNORECASE)  # in messages of HDF5; a damaged file causes them as well
-_SPARE_BYTES = 2**24
 
 
 class OutOfResources(UserError):
@@ -124,7 +66,6 @@ def check_resources(error: BaseException, path: Path) -> None:
     number = getattr(error, "errno", None) or (int(found[1]) if found else None)
     if number in (errno.EMFILE, errno.ENFILE):
         raise OutOfResources(f"{path} cannot be opened: too many files are open; {TOO_MANY_FILES}") from error
-    lacks_memory = _NO_MEMORY.search(str(error)) is not None and not has_memory(_SPARE_BYTES)
-    if number == errno.ENOMEM or lacks_memory:
+    if number == errno.ENOMEM:
         remedy = "raise the limit on memory (ulimit -v, ulimit -d) or close other programs"
         raise OutOfResources(f"{path} cannot be opened: not enough memory; {remedy}") from error

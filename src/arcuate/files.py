@@ -4,7 +4,6 @@ An atomic write goes to a hidden temporary file or folder `.NAME.part` beside it
 renamed, so that the destination is never incomplete, even if the process is killed.
 """
 
-import ctypes
 import difflib
 import errno
 import json
@@ -13,6 +12,7 @@ import os
 import re
 import shutil
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,18 +21,11 @@ from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from arcuate.errors import (
-    TOO_LARGE,
-    TOO_MANY_FILES,
-    UserError,
-    check_regular,
-    check_resources,
-    require_memory,
-)
+from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, check_regular, check_resources
 from arcuate.progress import logger
 
 # --- Atomic writes ---------------------------------------------------------------------------------------
@@ -114,21 +107,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         replace_folder(temporary, path)
 
 
-_RESERVE_BYTES = 2**22  # for listing and removing a folder
-
-
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[None]:
-    """Remove the folder `path` before and after the context, also if memory runs out in it.
-
-    Then not even a folder can be listed, so some memory is kept for its removal.
-    """
+    """Remove the folder `path` before and after the context."""
     shutil.rmtree(path, ignore_errors=True)
-    reserve = bytes(_RESERVE_BYTES)
     try:
         yield
     finally:
-        del reserve
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -147,39 +132,26 @@ def locked_folder(path: Path) -> Iterator[Path]:
 def replace_folder(temporary: Path, path: Path) -> None:
     """Rename a folder to `path` and delete the folder that was there.
 
-    On Linux both change places in one operation, so that `path` exists at every moment. Elsewhere the old folder is
-    renamed to `.NAME.old` first, and renamed back if the second rename fails.
+    The old folder is renamed to `.NAME.old` first, where a kill in between leaves it, and renamed back if the second
+    rename fails.
     """
-    if not path.exists():
-        temporary.rename(path)
-    elif not _exchange(temporary, path):
-        old = old_folder(path)
+    old = old_folder(path)
+    if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
+    try:
+        temporary.rename(path)
+    except OSError:
+        if old.exists():
             old.rename(path)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
     sync(path.parent)
 
 
 def old_folder(path: Path) -> Path:
-    """Path where `replace_folder` keeps the previous folder on systems without an atomic exchange."""
+    """Path where `replace_folder` keeps the previous folder until the new one is in place."""
     return path.with_name(f".{path.name}.old")
-
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Exchange two paths in one operation (renameat2 of Linux); False where this is not supported."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    return rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0
 
 
 def replace_link(link: Path, target: str) -> None:
@@ -390,8 +362,6 @@ def save_npz(path: Path, arrays: dict[str, Any]) -> None:
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:  # NumPy would pickle it; before 2.1, `savez` has no option to prevent it
             raise ValueError(f"{name}: an array of objects cannot be written without pickle")
-    # A MemoryError inside becomes a ValueError of zipfile. NumPy copies blocks of up to 16 MB.
-    require_memory(2**22 + 2 * min(2**24, sum(np.asarray(a).nbytes for a in arrays.values())), f"writing {path.name}")
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
 
@@ -400,74 +370,53 @@ _FREE_BYTES = 2**26  # always accepted
 _MAX_EXPANSION = 100  # bytes per stored byte; recordings and scores have up to 20
 
 
+# how NumPy and zlib report damaged files; a header with an impossible shape is a MemoryError
+_DAMAGE = (
+    *(zlib.error, EOFError, NotImplementedError, RuntimeError, LookupError, ArithmeticError, struct.error, SyntaxError),
+    *(tokenize.TokenError, TypeError, MemoryError),
+)
+
+
 def read_npz(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Arrays of an .npz file (`names`, or all); ValueError if it is damaged or contains anything but plain arrays.
 
-    The sizes in the archive and in the headers of the arrays are compared before anything is inflated or allocated.
+    The sizes in the archive are compared before anything is inflated.
     """
-    arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [e for e in archive.infolist() if names is None or e.filename.removesuffix(".npy") in names]
+            wanted = [entry.filename.removesuffix(".npy") for entry in entries]
+            if len(set(wanted)) < len(wanted):
+                raise ValueError("an array occurs twice")
             check_expansion(sum(entry.file_size for entry in entries), path.stat().st_size)
-            for entry in entries:
-                name = entry.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise ValueError(f"{entry.filename:.40} occurs twice")
-                with archive.open(entry) as stream:
-                    arrays[name] = _read_npy(stream, entry.file_size)
+        with np.load(path, allow_pickle=False) as file:
+            return {name: _check_plain(file[name]) for name in wanted}
     except zipfile.BadZipFile as error:
         raise ValueError("it is not a zip archive of arrays" if not zipfile.is_zipfile(path) else str(error)) from None
-    except (zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError, struct.error, SyntaxError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    return arrays
 
 
 def read_npy(path: Path) -> np.ndarray:
     """The array of an .npy file; ValueError if it is damaged or contains anything but numbers or text."""
-    with path.open("rb") as stream:
-        return _read_npy(stream, path.stat().st_size)
+    try:
+        return _check_plain(np.load(path, allow_pickle=False))
+    except (zipfile.BadZipFile, *_DAMAGE) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _check_plain(array: Any) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it holds something that is not an array")
+    if array.dtype.kind not in "biufSU":
+        raise ValueError(f"an array holds {array.dtype}, not numbers or text")
+    return array
 
 
 def check_expansion(n_bytes: int, n_packed: int) -> None:
     """Raise ValueError if `n_packed` bytes of a file expand to far more than those of real data do."""
     if n_bytes > _FREE_BYTES + _MAX_EXPANSION * n_packed:
         raise ValueError(f"{n_packed:,} bytes expand to {n_bytes:,}, which is not plausible")
-
-
-_NPY_HEADER = re.compile(
-    r"\s*\{\s*'descr':\s*'([^']{1,12})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([\d,\s]{0,200})\),?\s*\}\s*"
-)
-
-
-def _read_npy(stream: IO[bytes], n_bytes: int) -> np.ndarray:
-    """One array. Its header is a Python expression, which is matched and not evaluated."""
-    start = stream.read(10)
-    if start[:6] != b"\x93NUMPY" or start[6:8] not in (b"\1\0", b"\2\0"):
-        raise ValueError("it holds something that is not an array")
-    more = stream.read(2) if start[6] == 2 else b""
-    header = stream.read(min(int.from_bytes(start[8:10] + more, "little"), 10_000)).decode("latin-1")
-    if (found := _NPY_HEADER.fullmatch(header)) is None:
-        raise ValueError(f"an array has the header {header.strip()[:80]!r}")
-    dtype, fortran_order = _plain_dtype(found[1]), found[2] == "True"
-    shape = tuple(int(n) for n in found[3].split(",") if n.strip())
-    n_values = math.prod(shape)
-    if len(shape) > 32 or n_values >= 2**62:
-        raise ValueError(f"an array has the shape {shape}")
-    content = stream.read()
-    if len(content) != n_values * dtype.itemsize or len(content) > n_bytes:
-        raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
-    array = np.frombuffer(content, dtype) if content else np.zeros(n_values, dtype)
-    return array.reshape(shape, order="F" if fortran_order else "C")
-
-
-def _plain_dtype(code: str) -> np.dtype[Any]:
-    if not re.fullmatch(r"[<>=|]?(?:b1|[iuf]\d{1,2}|[US]\d{1,6})", code):
-        raise ValueError(f"an array holds {code}, not numbers or text")
-    try:
-        return np.dtype(code)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
 
 
 _MAX_JSON_BYTES = 2**31  # of a text file that is read as a whole

@@ -566,7 +566,6 @@ def test_flat_and_reordered_sessions_are_reported(new_days: Path) -> None:
         (("--adapt", "one-step", "--set", "speed=2"), ("speed", "known settings")),
         (("--adapt", "none", "--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
         (("--adapt", "none", "--head", "both"), ("--head ctc",)),
-        (("--adapt", "one-step", "--set", "rate=2"), ("rate is now called lr",)),
         (("--adapt", "one-step", "--set", "lrr=2"), ("did you mean lr?",)),
         (("--adapt", "one-step", "--set", "safety.widow=2"), ("did you mean safety.window?",)),
         (("--adapt", "one-step", "--set", "lr"), ("--set 'lr'", "lr=5e-4")),

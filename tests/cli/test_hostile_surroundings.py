@@ -4,12 +4,10 @@ import contextlib
 import json
 import os
 import resource
-import shlex
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,22 +19,18 @@ from arcuate.config import read_yaml
 from arcuate.data.prepare import prepare
 from arcuate.data.quality import find_problems
 from arcuate.data.store import Store, is_store
-from arcuate.data.store_writer import SessionWriter
 from arcuate.data.trial import Trial
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.logits import read_logits
 from arcuate.doctor import diagnose
-from arcuate.errors import OutOfResources, UserError, check_resources, has_memory
+from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import check_outputs
-from arcuate.files import atomic_folder, read_json, read_jsonl, save_npz
-from arcuate.insight import render
+from arcuate.files import read_json, read_jsonl
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.runs import list_runs
-from arcuate.language.jit import njit
 from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
-from arcuate.live.serve import prepare_server
-from arcuate.models.io import load_model, save_model
+from arcuate.models.io import load_model
 from support.cli import assert_refused
 from support.fabricate_runs import make_run
 from support.forking import arcuate
@@ -67,7 +61,6 @@ def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
         "import numpy; numpy.ones(2**50)",
         "import torch; torch.ones(2**50)",
         "raise OSError(12, 'Cannot allocate memory', 'folder')",
-        "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2**20, 2**40)); raise SystemError('returned NULL')",
     ],
 )
 def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
@@ -104,100 +97,6 @@ def test_a_full_or_unusable_gpu_has_a_remedy_of_its_own(
         cli.main()
     message = capsys.readouterr().err
     assert said in message and "CUDA_VISIBLE_DEVICES" in message and "ulimit" not in message
-
-
-@pytest.mark.parametrize("limit", ["-v", "-d"])
-def test_no_command_starts_without_memory(limit: str) -> None:
-    """Below this, numpy's BLAS and the imports of Python end in tracebacks."""
-    command = f"ulimit {limit} 60000 && exec {shlex.quote(sys.executable)} -m arcuate --version"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert_refused(done, "error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)")
-
-
-@contextlib.contextmanager
-def little_memory(megabytes: int) -> Iterator[None]:
-    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (used + megabytes * 2**20, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
-def test_libraries_that_abort_without_memory_are_not_called(tmp_path: Path) -> None:
-    """The safetensors library and LLVM end the process, with a signal, when an allocation fails."""
-    model, compiled = load_model(GOLDEN / "model"), njit(lambda x: x + 1)
-    with little_memory(16):
-        with pytest.raises(MemoryError, match=r"reading model\.safetensors needs \d+ MB"):
-            load_model(GOLDEN / "model")
-        with pytest.raises(MemoryError, match=r"writing .*safetensors.* needs \d+ MB"):
-            save_model(tmp_path / "model", model)
-        with pytest.raises(MemoryError, match="the compiler needs 256 MB"):
-            compiled(1)
-        render._load_renderer.cache_clear()
-        with pytest.raises(MemoryError, match="drawing charts needs 700 MB"):
-            render._load_renderer()
-        with pytest.raises(MemoryError, match="the server needs 32 MB"):
-            prepare_server(GOLDEN / "run", source="socket", port=0)
-    store = Store.open(GOLDEN / "store")
-    with little_memory(4):
-        with pytest.raises(MemoryError, match=r"opening .*\.h5 needs 16 MB"):
-            store.read_bins(store.trials[0])
-        with pytest.raises(MemoryError, match=r"opening a\.h5 needs 16 MB"):
-            SessionWriter(tmp_path / "a.h5", 2)
-    with little_memory(1), pytest.raises(MemoryError, match=r"writing a\.npz needs \d+ MB"):
-        save_npz(tmp_path / "a.npz", {"a": np.zeros(2)})
-    assert has_memory(2**20, address_space=True) and not has_memory(2**62, address_space=True)
-    assert compiled(1) == 2 and not any((tmp_path / "model").iterdir())
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
-def test_a_library_without_memory_does_not_make_a_file_damaged() -> None:
-    error = OSError("Unable to synchronously open object (memory allocation failed for temporary property value)")
-    check_resources(error, Path("a.h5"))  # with memory to spare, it is the file
-    with little_memory(1), pytest.raises(OutOfResources, match=r"a\.h5 cannot be opened: not enough memory"):
-        check_resources(error, Path("a.h5"))
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
-def test_a_temporary_folder_is_removed_when_memory_has_run_out(tmp_path: Path) -> None:
-    hoard: list[bytes] = []
-    with little_memory(8), contextlib.suppress(MemoryError), atomic_folder(tmp_path / "new") as temporary:
-        (temporary / "part").mkdir()
-        for n_bytes in (2**16, 2**10):  # until not even a folder can be listed
-            with contextlib.suppress(MemoryError):
-                while True:
-                    hoard.append(bytes(n_bytes))
-        raise MemoryError
-    assert len(hoard) > 2
-    assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def few_files(n: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    first_free = os.dup(0)
-    os.close(first_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + n, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_libraries_that_panic_without_file_handles_are_not_called() -> None:
-    """The engine of charts prints a trace of its own, an event loop that cannot be made a traceback."""
-    render._load_renderer.cache_clear()
-    render._load_renderer()
-    render._load_renderer.cache_clear()
-    with few_files(8), pytest.raises(OSError, match="too many open files: drawing charts needs 20 more"):
-        render._load_renderer()
-    web = pytest.importorskip("arcuate.live.web", reason="the extra live is not installed")
-    config, error = web.bounded_config(None), "too many open files: the server needs 16 more"
-    with socket.socket() as listener, few_files(3), pytest.raises(OSError, match=error):
-        web.run_until_signal(config, listener)
 
 
 def test_without_a_temporary_folder_the_remedies_are_named(

@@ -8,7 +8,6 @@ import psutil
 import pytest
 import torch
 
-from arcuate.config import parse_settings
 from arcuate.data.batching import PlannedBatches, collate, make_plan, padding_waste, training_batches
 from arcuate.data.config import (
     BucketedBatching,
@@ -16,7 +15,6 @@ from arcuate.data.config import (
     SessionBatching,
     ShuffledBatching,
     StatisticsSpec,
-    TimeMasks,
 )
 from arcuate.data.selection import select, select_split
 from arcuate.data.store import Store, TrialInfo
@@ -161,17 +159,6 @@ def test_block_normalised_bins_have_mean_0_and_sd_1(cohort_store, log: bool) -> 
     live = bins.std(0) > 0
     torch.testing.assert_close(bins.mean(0), torch.zeros(store.n_channels), atol=1e-4, rtol=0)
     torch.testing.assert_close(bins.std(0, correction=0)[live], torch.ones(int(live.sum())), atol=1e-3, rtol=0)
-
-
-def test_former_names_are_translated_in_older_files_only() -> None:
-    tree = {"batching": {"kind": "days", "n_sessions": 2, "n_trials": 3}}
-    assert parse_settings(DataConfig, tree, "old", migrate=True).batching == SessionBatching(n_sessions=2, n_trials=3)
-    with pytest.raises(UserError, match="days is now called sessions"):
-        parse_settings(DataConfig, tree, "new")
-    masks = {"n_masks": 2, "exactly": True, "max_share": 0.1}
-    assert parse_settings(TimeMasks, masks, "old", migrate=True).fixed_count
-    with pytest.raises(UserError, match="is now called"):
-        parse_settings(TimeMasks, masks, "new")
 
 
 UNREADABLE = """

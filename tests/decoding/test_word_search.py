@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.word_search.search import WordSearch, build_word_search, with_words
@@ -287,10 +286,3 @@ def test_impossible_frames_give_no_hypothesis(lexicon: Lexicon, model: LanguageM
     search = build_word_search(only, model)
     state = search.step(search.start(), certain)
     assert search.finish(state, 5) == [] and search.partial(state) == [] and search.n_settled(state) == 0
-
-
-def test_renamed_settings_are_reported_and_migrated() -> None:
-    with pytest.raises(ValidationError, match="join_bonus is now called missing_silence_bonus"):
-        DecodingConfig.model_validate({"join_bonus": -3.0})
-    migrated = DecodingConfig.model_validate({"join_bonus": -3.0}, context={"migrate": True})
-    assert migrated.missing_silence_bonus == -3.0

@@ -1,7 +1,6 @@
 """Settings of online adaptation and of calibration."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,15 +14,6 @@ GRADIENT_METHODS: tuple[Method, ...] = ("one-step", "replay", "entropy")
 
 class Safety(Settings):
     """When to skip an update, and when to fall back to the unadapted model."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "full_doubt": "full_step_uncertainty",
-        "evidence": "min_standard_errors",
-        "max_drop": "max_confidence_drop",
-        "min_length": "min_length_ratio",
-        "cool": "lr_factor",
-        "max_falls": "max_fallbacks",
-    }
 
     min_confidence: float = Field(0.35, ge=0.0, le=1.0, description="Confidence below which a trial causes no update.")
     max_disagreement: float = Field(
@@ -64,14 +54,6 @@ class Safety(Settings):
 
 class Adaptation(Settings):
     """Online adaptation. A step moves no weight by more than `lr`; all steps together stay within `max_distance`."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "rate": "lr",
-        "reach": "max_distance",
-        "past": "replay_trials",
-        "memory": "replay_buffer",
-        "own_input": "use_current_trial",
-    }
 
     method: Method = Field("one-step", description="Adaptation method.")
     lr: float = Field(1e-3, ge=0.0, le=0.1, description="Learning rate: upper bound on a weight's step.")
@@ -120,13 +102,6 @@ def optional_adaptation(adapt: str | Adaptation | None, settings: Overrides | No
 
 class Calibration(Settings):
     """How a session layer is fitted to a new session. Learning rates are for AdamW on a loss per token."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "like": "init",
-        "rate": "lr",
-        "rest": "other_lr_factor",
-        "old_share": "replay_fraction",
-    }
 
     init: Literal["nearest", "mean"] = Field(
         "nearest",

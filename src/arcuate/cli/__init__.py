@@ -17,14 +17,9 @@ if find_spec("typer") is None:  # the runtime of exported models, installed alon
     )
     sys.exit(2)
 
-from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls, has_memory
-
-if not has_memory(2**28):  # before numpy is imported, whose BLAS ends the process without memory
-    sys.stderr.write("error: not enough memory: a command needs 256 MB; raise the limit (ulimit -v, ulimit -d)\n")
-    sys.exit(2)
-
 from arcuate.cli.app import COMMANDS, app
 from arcuate.cli.console import exit_broken_pipe, show_log_messages
+from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls
 
 __all__ = ["app", "main"]
 
@@ -64,10 +59,6 @@ def main() -> NoReturn:
         if not any(sign in str(error) for sign in _NO_PATH):
             raise
         _fail("a file or an option names a path with a NUL or a lone surrogate, which no path can contain; correct it")
-    except SystemError:  # Python itself, when memory runs out during an import
-        if has_memory(2**26):
-            raise
-        _fail_out_of_memory(MemoryError())  # its own message is about functions of Python
     except OSError as error:
         if error.errno is None:
             raise

@@ -67,7 +67,7 @@ def recipes_diff(
     as_json: Json = False,
 ) -> None:
     """Compare two recipes, setting by setting."""
-    from arcuate.config import format_value
+    from arcuate.config import value_text
     from arcuate.experiments.recipe import compare_recipes
 
     comparison = compare_recipes(a, b)
@@ -80,7 +80,7 @@ def recipes_diff(
         for side in (comparison.a, comparison.b):
             table.add_column(Text(side), overflow="fold")
         for change in comparison.changes:
-            row = (change.path, format_value(change.before), format_value(change.after))
+            row = (change.path, value_text(change.before), value_text(change.after))
             table.add_row(*map(Text, row))
         out.print(table)
     else:

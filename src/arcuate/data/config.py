@@ -1,10 +1,9 @@
 """Settings of data selection, batching and augmentation."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from arcuate.config import PluginSettings, Settings, plugin_validator
 
@@ -41,18 +40,7 @@ class BucketedBatching(Settings):
     )
 
 
-def _translate_kind(given: Any, info: ValidationInfo) -> Any:
-    """Translate the former kind before the union selects a class by it; see `Settings.renamed_values`."""
-    if not isinstance(given, dict) or given.get("kind") != "days":
-        return given
-    if not (info.context and info.context.get("migrate")):
-        raise ValueError("kind: days is now called sessions")
-    return {**given, "kind": "sessions"}
-
-
-Batching = Annotated[
-    SessionBatching | ShuffledBatching | BucketedBatching, Field(discriminator="kind"), BeforeValidator(_translate_kind)
-]
+Batching = Annotated[SessionBatching | ShuffledBatching | BucketedBatching, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
@@ -105,8 +93,6 @@ class DataConfig(Settings):
 
 class TimeMasks(Settings):
     """Spans of bins set to 0 (SpecAugment, Park et al. 2019). Heavy masking: 20 masks of up to 7.5 % of the trial."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"exactly": "fixed_count", "max_share": "max_fraction"}
 
     n_masks: int = Field(
         0, ge=0, le=1000, description="Maximum number of masks; the number per trial is drawn from 1 … n_masks."

@@ -12,11 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import token_names
-from arcuate.data.hdf5 import open_hdf5
 from arcuate.data.nwb_file import Column, Series, participant, write_nwb
 from arcuate.data.readers.nwb import NOTES
 from arcuate.data.store import Store, TrialInfo
@@ -176,7 +176,7 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
         domain=domain,
     )
     path = folder / f"{session}.h5"
-    with open_hdf5(path, "w") as file:
+    with h5py.File(path, "w") as file:
         data.to_hdf5(file, serialize_fn_map={})
     return path
 

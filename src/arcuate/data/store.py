@@ -20,7 +20,6 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from arcuate.data.alphabet import BLANK, CLASSES, check_alphabet
-from arcuate.data.hdf5 import open_hdf5
 from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split, hash_trial
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
@@ -106,7 +105,7 @@ class _SessionFile:
     def __init__(self, path: Path, entry: SessionInfo, n_channels: int) -> None:
         n_trials, n_bins = entry.n_trials, entry.n_bins
         check_regular(path)
-        self.file = open_hdf5(path, rdcc_nbytes=_CACHE_BYTES)
+        self.file = h5py.File(path, rdcc_nbytes=_CACHE_BYTES)
         self.bins = self._array("bins", (n_bins, n_channels), "f")
         self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG_PREFIX)}
         self.past_n = self._array("past_n", (n_trials,), "i")[:]

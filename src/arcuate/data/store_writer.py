@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from arcuate.data.hdf5 import open_hdf5
 from arcuate.data.quality import QualityRow, hash_arrays, write_quality_csv
 from arcuate.data.statistics import RunningStatistics, signed_log
 from arcuate.data.store import (
@@ -72,7 +71,7 @@ class SessionWriter:
 
     def __init__(self, path: Path, n_channels: int) -> None:
         self._path = path
-        self._file = open_hdf5(path, "w")
+        self._file = h5py.File(path, "w")
         self._bins = self._file.create_dataset(
             "bins", shape=(0, n_channels), maxshape=(None, n_channels), chunks=(_CHUNK_BINS, n_channels), dtype="<f4"
         )

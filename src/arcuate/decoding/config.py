@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -83,8 +83,6 @@ class DecodingConfig(Settings):
     is used too.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {"join_bonus": "missing_silence_bonus"}
-
     beam: int = Field(200, ge=1, le=1_000_000, description="Maximum number of beam entries per frame.")
     threshold: float = Field(
         12.0, gt=0.0, le=1e9, description="Largest score difference from the best beam entry, in nats."
@@ -143,4 +141,4 @@ def read_decoding_config(path: Path) -> tuple[DecodingConfig, dict[str, Any]]:
 
 def parse_decoding_config(tree: Mapping[str, Any], where: str) -> DecodingConfig:
     """Validate search settings; `where` names their origin in error messages."""
-    return parse_settings(DecodingConfig, tree, where, noun="search settings of", migrate=True)
+    return parse_settings(DecodingConfig, tree, where, noun="search settings of")

@@ -77,15 +77,15 @@ def _recipe_names() -> tuple[str, ...]:
 def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
     """A packaged recipe by name, a YAML file or run folder by path, or a `Recipe`; with overrides applied."""
     if isinstance(recipe, Recipe):
-        tree, name, migrate = to_tree(recipe), recipe.name, False
+        tree, name, of_run = to_tree(recipe), recipe.name, False
     else:
         name = str(recipe)
         if not overrides and name in _recipe_names():
             return _packaged_recipe(name)
-        tree, migrate = resolve_recipe(name), any(_is_run_recipe(location) for location, _ in _lineage(name))
+        tree, of_run = resolve_recipe(name), any(_is_run_recipe(location) for location, _ in _lineage(name))
     apply_overrides(tree, overrides)
-    with trust_code(not migrate):  # a recipe that the user names may import code, the one of a run folder may not
-        return parse_settings(Recipe, tree, name, migrate=migrate)
+    with trust_code(not of_run):  # a recipe that the user names may import code, the one of a run folder may not
+        return parse_settings(Recipe, tree, name)
 
 
 @cache
@@ -100,7 +100,7 @@ def _is_run_recipe(location: "RecipeLocation") -> bool:
 
 def run_recipe(run: Run) -> Recipe:
     """The recipe a run was trained with."""
-    return parse_settings(Recipe, run.recipe_tree(), str(run.recipe_file), migrate=True)
+    return parse_settings(Recipe, run.recipe_tree(), str(run.recipe_file))
 
 
 def resolve_recipe(name: str) -> dict[str, Any]:

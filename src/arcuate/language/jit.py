@@ -13,10 +13,7 @@ from numba import config
 from numba import njit as njit
 from numba.core import event
 
-from arcuate.errors import require_memory
 from arcuate.progress import logger
-
-_COMPILER_BYTES = 2**28
 
 
 def _ensure_cache() -> None:
@@ -51,16 +48,5 @@ class _CompilationNotice(event.Listener):
         pass
 
 
-class _MemoryCheck(event.Listener):
-    """Raises MemoryError before a function is compiled or loaded without room for it: LLVM would abort the process."""
-
-    def on_start(self, event: event.Event) -> None:
-        require_memory(_COMPILER_BYTES, "the compiler")
-
-    def on_end(self, event: event.Event) -> None:
-        pass
-
-
 _ensure_cache()
 event.register("numba:compile", _CompilationNotice())
-event.register("numba:compiler_lock", _MemoryCheck())

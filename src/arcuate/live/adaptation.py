@@ -248,7 +248,7 @@ def load_setup(
     """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
     run = Run(Path(path))
     tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
-    augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file), migrate=True)
+    augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file))
     return make_setup(model, search, settings, augmentation, _known_store(run, model, data), progress)
 
 

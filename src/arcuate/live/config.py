@@ -1,8 +1,7 @@
 """Settings of a live session: the decoder, endpointing, faults in the input, limits on clients, and the gate."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from pydantic import Field
 
@@ -32,8 +31,6 @@ class DecoderOptions(TypedDict, total=False):
 
 class Endpoints(Settings):
     """Start and end of sentences when the source does not mark them."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"speech": "speech_threshold"}
 
     enabled: bool = Field(
         True, description="Find sentences by silence; otherwise only the source or the page ends them."
@@ -67,8 +64,6 @@ class Faults(Settings):
 
 class Limits(Settings):
     """Limits on clients."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"frame_bytes": "message_bytes", "frames_per_s": "messages_per_s"}
 
     viewers: int = Field(64, ge=1, le=10_000, description="Maximum number of connected pages.")
     message_bytes: int = Field(

@@ -18,7 +18,7 @@ from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
-from arcuate.errors import UserError, require_memory
+from arcuate.errors import UserError
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.exported.archive import is_export
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from arcuate.live.session import LiveSession
     from arcuate.live.sources.replay import ReplayTrials
 
-_SERVER_BYTES = 2**25
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
 
 
@@ -146,7 +145,6 @@ def prepare_server(
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     access = make_access(host, token, send_token)
     listener = bind(host, port)
-    require_memory(_SERVER_BYTES, "the server")  # else FastAPI ends the process while it is imported
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay, seed_statistics
 

@@ -12,13 +12,11 @@ from fastapi import FastAPI, Response
 from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from arcuate.errors import require_files
 from arcuate.files import to_json_line
 from arcuate.live.clients import TOKEN_COOKIE
 
 _REQUEST_S = 10.0  # time limit for a client to send a request
 _MORE_CONNECTIONS = 64  # in addition to viewers: the acquisition system, health checks, reloaded pages
-_LOOP_FILES = 16  # the event loop, its signals and the first connections
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -79,7 +77,6 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 def run_until_signal(config: uvicorn.Config, listener: socket.socket) -> None:
     """Serve until interrupted or terminated; both end normally, after everything has been stopped."""
-    require_files(_LOOP_FILES, "the server")  # an event loop that cannot be made prints a traceback
     server = uvicorn.Server(config)
 
     @contextmanager

@@ -1,7 +1,6 @@
 """Settings of the losses. The classes need no torch."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -30,10 +29,6 @@ class RNNTSettings(Settings):
         description="Reduction over a trial; half_mean_frames divides by half the mean frame count of the batch.",
     )
     weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
-
-    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {
-        "reduction": {"document_mean_t_half": "half_mean_frames"}
-    }
 
 
 class IntermediateSettings(Settings):

@@ -3,8 +3,7 @@
 Everything between stored bins and log-probabilities is set here. The classes need no torch.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
@@ -105,8 +104,6 @@ class ConvStemSettings(Settings):
     enabled: bool = Field(False, description="Enable the convolution.")
     conv_kernel: int = Field(7, ge=2, le=101, description="Kernel length in bins.")
 
-    renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
-
 
 class FrontEndSettings(Settings):
     """Conversion of stored bins to the input of the encoder."""
@@ -131,8 +128,6 @@ class FrontEndSettings(Settings):
     )
     patch: Patch = Patch()
 
-    renamed: ClassVar[Mapping[str, str]] = {"log": "log1p"}
-
     @property
     def statistics_spec(self) -> StatisticsSpec:
         """The statistics that normalisation needs with each trial."""
@@ -155,8 +150,6 @@ class GRUSettings(Settings):
     bidirectional: bool = Field(False, description="Run in both directions; such a model cannot stream.")
     learned_initial_state: bool = Field(True, description="Learned initial state, shared by all layers, or zeros.")
 
-    renamed: ClassVar[Mapping[str, str]] = {"learned_start": "learned_initial_state"}
-
     @property
     def causal(self) -> bool:
         return not self.bidirectional
@@ -173,8 +166,6 @@ class SSMSettings(Settings):
     conv_kernel: int = Field(4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan.")
     dropout: Probability = Field(0.1, description="Dropout on the embedded patches and on each block's output.")
     bidirectional: bool = Field(False, description="Half of the heads run backwards; such a model cannot stream.")
-
-    renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "state": "state_dim", "taps": "conv_kernel"}
 
     @property
     def causal(self) -> bool:
@@ -215,8 +206,6 @@ class TransformerSettings(Settings):
     bidirectional: bool = Field(
         False, description="Attend to the same number of future frames too; such a model cannot stream."
     )
-
-    renamed: ClassVar[Mapping[str, str]] = {"heads": "n_heads", "expansion": "ffn_expansion", "buckets": "n_buckets"}
 
     @property
     def causal(self) -> bool:
@@ -295,8 +284,6 @@ class SpeakingModeSettings(Settings):
     labels: Literal["use", "ignore"] = Field("use", description="Use mode labels of the data, or infer all modes.")
     infer_per: Literal["block", "trial"] = Field("block", description="Unit for which one mode is inferred.")
 
-    renamed: ClassVar[Mapping[str, str]] = {"conditions": "film", "shared_by": "infer_per"}
-
 
 class DenoiserSettings(Settings):
     """Flow-matching denoiser: maps encoder outputs of noisy bins towards those of clean bins."""
@@ -305,8 +292,6 @@ class DenoiserSettings(Settings):
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
     conv_kernel: int = Field(5, ge=2, le=101, description="Kernel length in frames of the hidden convolution.")
     steps: int = Field(2, ge=1, le=64, description="Number of Euler steps along the flow.")
-
-    renamed: ClassVar[Mapping[str, str]] = {"taps": "conv_kernel"}
 
 
 class ReconstructionSettings(Settings):

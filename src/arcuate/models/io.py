@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from arcuate.errors import UserError, check_regular, check_resources, require_memory
+from arcuate.errors import UserError, check_regular, check_resources
 from arcuate.files import atomic_path, write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
@@ -24,7 +24,6 @@ STATE_FILE = "state.json"  # state of a training checkpoint, in the same folder
 _MAX_CONFIG_BYTES = 4_000_000
 _MAX_STATE_BYTES = 2**28
 _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
-_ROOM = 2**25  # bytes for headers and copies of the safetensors library, which aborts the process without memory
 
 # Names of tensors in files of earlier versions, and their names now.
 _RENAMED_TENSORS = tuple(
@@ -72,7 +71,6 @@ def save_model(folder: Path, model: Model) -> None:
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file; its I/O errors, such as a full disk, are raised as `OSError`."""
     check_path_text(path)
-    require_memory(sum(tensor.nbytes for tensor in tensors.values()) + _ROOM, f"writing {path.name}")
     try:
         save_file(tensors, path)
     except SafetensorError as error:
@@ -84,7 +82,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file with names of any version; raises `SafetensorError`, `OSError` or `RuntimeError`."""
     check_regular(path)
-    require_memory(path.stat().st_size + _ROOM, f"reading {path.name}")
     return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
 
 
@@ -140,7 +137,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise UserError(f"{path} is too large to be a model config; restore the file")
-        return ModelConfig.model_validate_json(path.read_bytes(), context={"migrate": True})
+        return ModelConfig.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -152,7 +149,6 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
     check_path_text(path)
     if not path.is_file():
         raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE}, or import the model again")
-    require_memory(2 * path.stat().st_size + _ROOM, f"reading {path.name}")
     try:
         with safe_open(path, framework="pt") as file:
             stored = {current_tensor_name(name): name for name in file.keys()}  # noqa: SIM118

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 from safetensors import SafetensorError
@@ -85,15 +85,6 @@ class FileSizes(Settings):
 
 class SavedState(Settings):
     """Content of state.json."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "rate_scale": "lr_scale",
-        "tally": "interval",
-        "good": "rewind_targets",
-        "mixed_on": "mixed_precision_on",
-        "bests": "stage_bests",
-        "files_at": "file_sizes",
-    }
 
     step: Count
     position: Count
@@ -195,7 +186,7 @@ def _read_state(folder: Path) -> SavedState:
     try:
         if _digest(content) != state.get("checksum"):
             raise UserError(f"{path} is damaged: its checksum differs from the saved one")
-        return SavedState.model_validate(content, context={"migrate": True})
+        return SavedState.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

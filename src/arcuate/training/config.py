@@ -1,7 +1,7 @@
 """Settings of a training run: optimizer, weight averaging, loop, validation, trackers, and checks across them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -186,8 +186,6 @@ class Track(Settings):
 class TrainingConfig(Settings):
     """Everything that determines a training run; a recipe adds a name and a description."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"average": "swa"}
-
     data: DataConfig = DataConfig()
     front_end: FrontEndSettings = FrontEndSettings()
     encoder: EncoderSettings = GRUSettings()
@@ -311,7 +309,7 @@ def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[St
 def read_config(run: Run) -> TrainingConfig:
     """Read the training settings of a run folder from its recipe.yaml."""
     tree = {key: value for key, value in run.recipe_tree().items() if key not in DESCRIPTIVE_KEYS}
-    return parse_settings(TrainingConfig, tree, str(run.recipe_file), migrate=True)
+    return parse_settings(TrainingConfig, tree, str(run.recipe_file))
 
 
 # --- warnings before training ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -49,9 +49,6 @@ class StageLosses(Settings):
 
 class Stage(Settings):
     """One stage of a curriculum; set by index or name on the command line: stages.0.epochs=2, stages.ctc.epochs=2."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"rate": "lr_factor", "plateau": "patience", "gain": "min_improvement"}
-    renamed_values: ClassVar[Mapping[str, Mapping[Any, Any]]] = {"schedule": {"anew": "restart", "on": "continue"}}
 
     name: str = Field(
         pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="Name of the stage, as written to the rows of metrics.jsonl."

@@ -1,7 +1,6 @@
 """Settings of the guard, one class per rule."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,8 +15,6 @@ class SpikeSettings(Settings):
     A step is high if its loss exceeds the lowest running median by both `n_sd` and `ratio`. A smaller rise, by
     the ratio `rise`, also counts if it lasts for 2 × `patience` steps.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {"deviations": "n_sd"}
 
     window: int = Field(
         50, ge=20, le=100_000, description="Number of steps in the running statistics; high steps are left out."
@@ -47,8 +44,6 @@ class StuckSettings(Settings):
     the output is all blanks for the first 500 to 1,600 steps, which is normal.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor", "fall": "min_drop"}
-
     action: Literal["rewind", "warn", "stop", "ignore"] = Field("rewind", description="Action when stuck.")
     patience: int = Field(2000, ge=50, le=10_000_000, description="Number of steps without a drop before the action.")
     lr_factor: float = Field(
@@ -66,8 +61,6 @@ class StuckSettings(Settings):
 
 class CollapseSettings(Settings):
     """Blanks only, or the same output for every trial, after the model had left the all-blank solution."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"blank_share": "blank_fraction"}
 
     action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
     blank_fraction: float = Field(
@@ -95,8 +88,6 @@ class AdaptiveSettings(Settings):
     `factor`, `min_lr` and `max_reductions` also apply to the reduction after too many skipped updates.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {"floor": "min_lr", "max_times": "max_reductions"}
-
     threshold: float | None = Field(
         None, gt=0.0, le=1e9, description="Mean gradient norm above which the learning rate is reduced; null = off."
     )
@@ -108,8 +99,6 @@ class AdaptiveSettings(Settings):
 
 class GuardSettings(Settings):
     """Responses to non-finite updates, divergence, stuck training and collapse."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"cool": "lr_factor"}
 
     enabled: bool = Field(True, description="Enable the guard.")
     max_skips: int = Field(10, ge=1, le=100_000, description="Number of consecutive non-finite steps before a rewind.")

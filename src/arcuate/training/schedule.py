@@ -5,9 +5,9 @@ step, and its state is an immutable value that is passed in and returned.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,8 +24,6 @@ _RUN_LENGTH = "Step at which the schedule ends; null = the last step of the run.
 class _Decaying(Settings):
     """Common settings of the schedules that decay from a peak to a minimum."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"peak": "peak_lr", "floor": "min_lr"}
-
     kind: str
     peak_lr: _LearningRate = Field(description="Highest learning rate.")
     min_lr: _LearningRate = Field(0.0, description="Lowest learning rate.")
@@ -39,8 +37,6 @@ class _Decaying(Settings):
 
 class Constant(Settings):
     """The same learning rate at every step."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"rate": "lr"}
 
     kind: Literal["constant"] = "constant"
     lr: _LearningRate = Field(description="Learning rate.")
@@ -60,12 +56,6 @@ class Linear(_Decaying):
 
 class WarmupCosine(_Decaying):
     """Linear warm-up from 0 to `peak_lr`, then half a cosine down to `min_lr` at `decay_steps`."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        **_Decaying.renamed,
-        "warmup": "warmup_steps",
-        "warmup_share": "warmup_fraction",
-    }
 
     kind: Literal["warmup_cosine"] = "warmup_cosine"
     warmup_steps: _StepsOrZero = Field(0, description="Length of the warm-up in steps.")
@@ -89,8 +79,6 @@ class OneCycle(Settings):
 
     Identical to torch's OneCycleLR.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {"peak": "peak_lr"}
 
     kind: Literal["one_cycle"] = "one_cycle"
     peak_lr: _LearningRate = Field(description="Highest learning rate.")
@@ -119,8 +107,6 @@ class Plateau(_Decaying):
 class Restarts(_Decaying):
     """SGDR (Loshchilov & Hutter 2017): half a cosine from `peak_lr` to `min_lr`, restarted every period."""
 
-    renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "warmup": "warmup_steps", "multiply": "period_factor"}
-
     kind: Literal["restarts"] = "restarts"
     period: Steps = Field(description="Length of the first period in steps.")
     period_factor: int = Field(1, ge=1, le=100, description="Ratio of the length of each period to the previous one.")
@@ -139,8 +125,6 @@ class Restarts(_Decaying):
 class HoldDecay(_Decaying):
     """Hold `peak_lr` for `hold_steps`, then decay to `min_lr` by step `decay_steps`."""
 
-    renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "hold": "hold_steps"}
-
     kind: Literal["hold_decay"] = "hold_decay"
     hold_steps: _StepsOrZero = Field(0, description="Number of steps at `peak_lr`.")
     shape: Literal["linear", "cosine"] = Field("linear", description="Shape of the decay.")
@@ -158,8 +142,6 @@ class HoldDecay(_Decaying):
 
 class StepDecay(_Decaying):
     """Multiply by `factor` at each of the milestones, or every `every_steps` steps."""
-
-    renamed: ClassVar[Mapping[str, str]] = {**_Decaying.renamed, "at": "milestones", "every": "every_steps"}
 
     kind: Literal["step_decay"] = "step_decay"
     factor: float = Field(0.1, gt=0.0, lt=1.0, description="Factor on the learning rate at each milestone.")

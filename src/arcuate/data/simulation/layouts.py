@@ -12,7 +12,6 @@ import yaml
 from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
-from arcuate.data.hdf5 import open_hdf5
 from arcuate.data.nwb_file import Column, Series, write_nwb
 from arcuate.data.readers.b2t24 import PARTITIONS
 from arcuate.data.store_writer import close_reserved, reserve_space
@@ -65,7 +64,7 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
     target = out / FOLDERS["b2t25"] / session
     target.mkdir(parents=True)
     paths = {split: target / f"data_{split}.hdf5" for split in SPLITS}
-    files = {split: open_hdf5(path, "w") for split, path in paths.items()}
+    files = {split: h5py.File(path, "w") for split, path in paths.items()}
     normaliser = _RollingNormaliser()
 
     def write(trial: SimulatedTrial) -> None:
