@@ -125,7 +125,8 @@ def _parse_override(override: str) -> tuple[str, Any]:
     try:
         value = parse_yaml(text)
     except DeceptiveValue as error:
-        raise UserError(f"override {override!r}: {error}") from None
+        problem = str(error).removesuffix(" (line 1)")
+        raise UserError(f"override {override!r}: {problem}") from None
     except ValueError:
         value = text
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):

@@ -79,7 +79,7 @@ def test_values_out_of_range_are_rejected_with_a_message(override: str) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["encoder.width=true", "train.steps=on", "train.seed=false", "loss.intermediate.layers=[true]"],
+    ["encoder.width=true", "train.seed=false", "loss.intermediate.layers=[true]"],
 )
 def test_a_boolean_is_not_accepted_as_a_number(override: str) -> None:
     with pytest.raises(UserError, match="expected a value, got true or false"):
