@@ -35,12 +35,12 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.delay import model_delay
 from arcuate.decoding.hypothesis import token_spans
-from arcuate.evaluation.charts.base import HEIGHT, alt, colours_by, finish
-from arcuate.evaluation.charts.theme import colour
 from arcuate.evaluation.significance import Arm, contrast, difference
 from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import append_jsonl, read_jsonl, write_text
+from arcuate.insight.charts.base import HEIGHT, alt, colours_by, finish
+from arcuate.insight.charts.theme import colour
 from arcuate.insight.render import standalone_svg
 from arcuate.models.io import load_model
 from arcuate.models.model import Model

@@ -64,8 +64,7 @@ def drift(_: Path, out: Path) -> None:
         root = Path(folder)
         arcuate.simulate(root / "cohort", n_sessions=6, n_trials=40, n_electrodes=64, later=(30, 90))
         store = arcuate.prepare(root / "cohort", root / "simulated cohort")
-        arcuate.write_drift(store, out=root / "drift.html")
-        with opened(root / "drift.html", height=1560) as page:
+        with opened(arcuate.write_report(store.path), height=1560) as page:
             page.screenshot(path=out / "drift.png")
 
 

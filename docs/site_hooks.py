@@ -132,7 +132,7 @@ def _python() -> str:
 # Sections of the page; the last one lists all other names.
 _PYTHON: dict[str, tuple[str, ...]] = {
     "Data": ("simulate", "prepare", "Store", "check_data"),
-    "Training": ("train", "train_seeds", "Run", "load_recipe", "Recipe", "average", "calibrate", "ProgressBar"),
+    "Training": ("train", "train_seeds", "Run", "load_recipe", "Recipe", "calibrate", "ProgressBar"),
     "Evaluation and decoding": (
         *("evaluate", "decode", "load", "StreamingDecoder", "tune", "rescore", "combine", "submit"),
         *("evaluate_adaptation", "measure_drift"),

@@ -21,6 +21,7 @@
 import shutil
 
 import arcuate
+from arcuate.insight.charts.plots import plot_sessions
 
 STEPS = 400
 shutil.rmtree("notebook", ignore_errors=True)  # start from nothing every time
@@ -40,7 +41,7 @@ store
 
 # %%
 run = arcuate.train("tiny", store, "notebook/run", overrides={"train.steps": STEPS}, progress=bar)
-run.plot_curves()
+arcuate.plot_curves(run)
 
 # %% [markdown]
 # The phoneme error rate (PER) on validation trials, with a 95 % bootstrap interval over trials, and by session.
@@ -48,7 +49,7 @@ run.plot_curves()
 # %%
 result = arcuate.evaluate(run, split="val")
 print(f"PER {result.per:.1%}, 95 % interval {result.interval[0]:.1%} to {result.interval[1]:.1%}")
-result.plot()
+plot_sessions(result)
 
 # %% [markdown]
 # Words: the search combines the phoneme probabilities with a pronunciation lexicon and an n-gram language model.

@@ -40,7 +40,7 @@ broken = arcuate.train(
         "guard.enabled": False,
     },
 )
-broken.plot_curves()
+arcuate.plot_curves(broken)
 
 # %%
 diagnosis = arcuate.diagnose("notebook/broken")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from arcuate.doctor import write_remedy as write_remedy
     from arcuate.errors import UserError as UserError
     from arcuate.evaluation.card import write_card as write_card
-    from arcuate.evaluation.charts.curves import plot_curves as plot_curves
     from arcuate.evaluation.combine import combine as combine
     from arcuate.evaluation.decode import decode as decode
     from arcuate.evaluation.evaluate import evaluate as evaluate
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from arcuate.evaluation.submission import submit as submit
     from arcuate.evaluation.tune import tune as tune
     from arcuate.experiments.ablation import ablate as ablate
-    from arcuate.experiments.average import average as average
     from arcuate.experiments.calibrate import calibrate as calibrate
     from arcuate.experiments.export import export as export
     from arcuate.experiments.launch import SlurmSettings as SlurmSettings
@@ -40,13 +38,12 @@ if TYPE_CHECKING:
     from arcuate.experiments.recipe import Recipe as Recipe
     from arcuate.experiments.recipe import load_recipe as load_recipe
     from arcuate.experiments.sweep import sweep as sweep
-    from arcuate.experiments.sweep import sweep_status as sweep_status
     from arcuate.experiments.train import train as train
     from arcuate.insight.ablation import judge_ablation as judge_ablation
     from arcuate.insight.ablation import report_ablation as report_ablation
     from arcuate.insight.board import prepare_board as prepare_board
+    from arcuate.insight.charts.curves import plot_curves as plot_curves
     from arcuate.insight.comparison import compare as compare
-    from arcuate.insight.drift import write_drift as write_drift
     from arcuate.insight.ledger import write_ledger as write_ledger
     from arcuate.insight.report import write_report as write_report
     from arcuate.insight.runs import list_runs as list_runs
@@ -69,7 +66,6 @@ _HOMES = {
     "StreamingDecoder": "live.decoder",
     "UserError": "errors",
     "ablate": "experiments.ablation",
-    "average": "experiments.average",
     "bench_live": "live.bench",
     "calibrate": "experiments.calibrate",
     "check_data": "doctor",
@@ -87,7 +83,7 @@ _HOMES = {
     "load": "decoding.decoder",
     "load_recipe": "experiments.recipe",
     "measure_drift": "adaptation.drift",
-    "plot_curves": "evaluation.charts.curves",
+    "plot_curves": "insight.charts.curves",
     "prepare": "data.prepare",
     "prepare_board": "insight.board",
     "report_ablation": "insight.ablation",
@@ -97,13 +93,11 @@ _HOMES = {
     "simulate": "data.simulation",
     "submit": "evaluation.submission",
     "sweep": "experiments.sweep",
-    "sweep_status": "experiments.sweep",
     "train": "experiments.train",
     "train_seeds": "experiments.multi_seed",
     "try_remedy": "doctor",
     "tune": "evaluation.tune",
     "write_card": "evaluation.card",
-    "write_drift": "insight.drift",
     "write_ledger": "insight.ledger",
     "write_remedy": "doctor",
     "write_report": "insight.report",

@@ -320,6 +320,22 @@ def to_json_value(value: Any) -> Any:
     return fields_to_dict(value) if is_dataclass(value) else value
 
 
+def finite_number(value: Any) -> float | None:
+    """Return a value as a float if it is one that can be drawn, or None for anything else a file may contain."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e100 else None
+
+
+def finite_int(value: Any) -> int | None:
+    number = finite_number(value)
+    return None if number is None else int(number)
+
+
 def fields_to_dict(result: Any, *omit: str) -> dict[str, Any]:
     """The fields of a dataclass as JSON-ready values, except those in `omit`: the usual `to_dict` of a result."""
     return {name: to_json_value(value) for name, value in vars(result).items() if name not in omit}

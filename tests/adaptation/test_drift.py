@@ -1,7 +1,7 @@
 """Drift over sessions: similarity, dead channels, re-ordered channels, and the page."""
 
-import errno
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,7 +25,6 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.trial import ElectrodeArray, Feature, list_arrays
 from arcuate.errors import UserError
-from arcuate.insight.drift import write_drift
 from support.cli import assert_refused, one_object
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
 from support.forking import arcuate
@@ -140,9 +139,11 @@ def test_mean_shift_and_sd_ratio(simulated: Path) -> None:
 
 
 def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(new_days / "store", store)
     code = (
         "import sys\nfrom arcuate.cli import app\n"
-        f"app(['drift', {str(new_days / 'store')!r}, '--out', {str(tmp_path / 'drift.html')!r}, '--json'],"
+        f"app(['report', {str(store)!r}, '--json'],"
         " standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -155,42 +156,11 @@ def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
     assert rows[PERMUTED]["reordered"] and not rows[SAME]["reordered"]
     assert rows[SAME]["profile_similarity"] > rows[DRIFTED]["profile_similarity"]
     assert [len(row["channels"]["mean_shift"]) for row in result["sessions"]] == [result["n_channels"]] * len(rows)
-    page = (tmp_path / "drift.html").read_text()
-    specs = [json.dumps(spec) for spec in check_page(page).specs]
-    assert "Mean shifts" in page and sum("data:image/png;base64," in spec for spec in specs) == 2
+    page = (tmp_path / "store.report.html").read_text()
+    assert result["report"] == str(tmp_path / "store.report.html")
+    (spec,) = check_page(page).specs
+    assert spec["description"].startswith("Similarity of 1 array over")
     assert page.startswith("<!DOCTYPE html>") and "re-ordered" in page
-
-
-def test_error_rates_by_session_with_a_run(new_days: Path, tmp_path: Path) -> None:
-    options = ("--run", new_days / "run", "--out", tmp_path / "drift.html", "--json", "--adapt", "statistics")
-    done = arcuate("drift", new_days / "store", *options)
-    assert done.returncode == 0, done.stderr
-    result = one_object(done.stdout)
-    assert result["reference"] == "t15.2030.01.04"  # the last session that the model was trained on
-    assert [d["known"] for d in result["error_rates"]["sessions"]][:3] == [True, True, False]
-    assert "Error rate by session" in (tmp_path / "drift.html").read_text()
-    assert (new_days / "run" / "results" / "val.drift-statistics.json").is_file()
-
-
-def test_a_read_only_run_is_measured(
-    new_days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
-) -> None:
-    def read_only(*files: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(files[0]))
-
-    monkeypatch.setattr("arcuate.evaluation.trials.atomic_group", read_only)
-    result = write_drift(new_days / "store", new_days / "run", out=tmp_path / "drift.html", adapt="statistics")
-    assert result.error_rates is not None and "Error rate by session" in (tmp_path / "drift.html").read_text()
-    assert any("is read-only" in line for line in messages)
-
-
-def test_only_an_earlier_page_is_replaced(new_days: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.html").write_text("my notes")
-    assert_refused(arcuate("drift", new_days / "store", "--out", tmp_path / "notes.html"), "is not an earlier")
-    assert_refused(arcuate("drift", tmp_path / "nowhere"), "no store")
-    assert_refused(
-        arcuate("drift", new_days / "store", "--reference", "x", "--out", tmp_path / "d.html"), "no session x"
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from arcuate.doctor import VERDICTS, columns, diagnose
 from arcuate.doctor.page import diagnosis_page
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.images import png
 from arcuate.files import to_json_line
+from arcuate.insight.charts.images import png
 from support.cases import cases
 from support.cli import assert_refused, one_object
 from support.doctor_logs import falling, log, write_jsonl

@@ -1,4 +1,4 @@
-"""`train_seeds` and `average`: complete run folders, the spread, resuming, and what is rejected."""
+"""`train_seeds`: complete run folders, the spread, resuming, and what is rejected."""
 
 import shutil
 import signal
@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from arcuate.errors import UserError
-from arcuate.experiments.average import average
 from arcuate.experiments.multi_seed import SeedRun, SeedsResult, seed_overrides, train_seeds
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.train import TrainResult, train
@@ -201,34 +200,3 @@ def test_spread_of_few():
     result = TrainResult(run, recipe, 10, 5, 5, 4, "val", best_per=0.5)
     one = SeedsResult(run.path, recipe, 1, (SeedRun(0, run, result),))
     assert (one.mean_per, one.sd_per) == (0.5, None)
-
-
-def test_the_mean_of_checkpoints(ensemble, tmp_path):
-    run = Run(tmp_path / "run")
-    shutil.copytree(ensemble[0] / "seed-0", run.path, symlinks=True)
-    names = average(run, last=3).checkpoints
-    assert names == ("step-00000002", "step-00000003", "step-00000004")
-    parts = [load_file(run.checkpoints / name / "model.safetensors") for name in names]
-    mean = load_file(run.checkpoints / "average" / "model.safetensors")
-    for name, tensor in mean.items():
-        torch.testing.assert_close(tensor, sum(p[name] for p in parts) / 3)
-    assert average(run).checkpoints == ("step-00000001", *names)  # replaces it; without step 0
-
-
-def test_averaged_checkpoints_are_scored_like_any(ensemble, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(ensemble[0] / "seed-0", run, symlinks=True)
-    output = one_object(arcuate("average", run, "--last", 2, "--json").stdout)
-    assert output["averaged"] == ["step-00000003", "step-00000004"]
-    done = arcuate("evaluate", run, "--checkpoint", "average", "--label", "average", "--json")
-    assert done.returncode == 0, done.stderr
-    assert one_object(done.stdout)["checkpoint"] == "average"
-
-
-def test_too_few_checkpoints(ensemble, tmp_path):
-    run = Run(ensemble[0] / "seed-1")
-    with pytest.raises(UserError, match=r"kept 4 checkpoints, but 7 are needed; .*train\.keep_checkpoints=7"):
-        average(run, last=7)
-    done = arcuate("average", run.path, "--last", 1)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert arcuate("average", tmp_path).returncode == 2

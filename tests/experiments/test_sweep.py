@@ -19,6 +19,7 @@ from support.cli import assert_refused, one_object
 from support.forking import arcuate, start
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
+
 from arcuate.experiments.journal import Journal
 from arcuate.experiments.search_space import Choices, Dimension, Range, read_space
 from arcuate.experiments.sweep import (
@@ -30,8 +31,6 @@ from arcuate.experiments.sweep import (
     to_distribution,
 )
 from arcuate.experiments.sweep import sweep as run_sweep
-from arcuate.insight.sweep import sweep_page
-from support.pages import check_page
 
 FEW = ["train.steps=4", "train.validate_every=2", "train.log_every=2", "encoder.width=16", "encoder.depth=1"]
 SPACE = "schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\naugment.white_noise_sd: {choices: [0.0, 0.5]}\n"
@@ -132,17 +131,6 @@ def test_the_proposals_of_one_worker_depend_on_seed_and_results_alone(sweep: Any
     pers = tuple(0.5 - 0.02 * i for i in range(12))  # the first ten proposals of TPE are random
     assert propose("a", 0, pers) == propose("b", 0, pers)
     assert propose("c", 1, pers[:3]) != propose("d", 0, pers[:3])
-
-
-def test_the_page_shows_every_trial_against_its_settings(sweep: Any) -> None:
-    shared, study = open_study(sweep)
-    for per in (0.4, 0.3):
-        with claim_trial(sweep, shared, study) as trial:
-            study.tell(trial, per)
-    page = sweep_page(sweep.out)
-    titles = [spec["description"] for spec in check_page(page).specs]
-    assert {f"PER against {d.path}" for d in sweep.space} < set(titles)
-    assert "<b>30.0\u202f%</b>" in page and "40.0\u202f%" in page
 
 
 def test_another_sweep_is_rejected_in_the_same_folder(sweep: Any, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """Studies in a database: the laws of the journal hold there too, dead workers lose nothing, passwords stay hidden."""
 
 import contextlib
-import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import threading
 import time
@@ -20,7 +18,6 @@ from support.cases import cases
 from support.cli import assert_refused, one_object
 from support.forking import arcuate, start
 from support.postgres import PASSWORD, find_programs, server
-from support.slurm import free_ports
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 pytest.importorskip("psycopg", reason="psycopg is not installed")
@@ -36,7 +33,6 @@ from arcuate.experiments.sweep import (
     run_trial,
     summarise_study,
     sweep,
-    sweep_status,
 )
 from arcuate.training.callbacks import Stop
 
@@ -147,7 +143,6 @@ def test_workers_without_a_shared_folder_share_a_study(plan: SweepPlan, tmp_path
             assert third is None
         study.tell(first, 0.5)
         study.tell(second, 0.4)
-    assert sweep_status(plan.out.name, plan.storage).best is not None
     assert [t.state for t in summarise_study(plan.out, study).trials] == ["complete", "complete"]
 
 
@@ -250,57 +245,6 @@ def test_workers_killed_at_random_lose_no_trial(plan: SweepPlan, tmp_path: Path)
         assert not file.is_file() or PASSWORD.encode() not in file.read_bytes(), file
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_the_status_is_shown_while_the_sweep_runs(plan: SweepPlan, tmp_path: Path) -> None:
-    shared, study = open_study(plan)
-    with claim_trial(plan, shared, study) as trial:
-        assert trial is not None
-        trial.report(0.75, 2)
-        done = arcuate("sweep", "status", plan.out.name, "--storage", plan.storage, "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        (row,) = one_object(done.stdout)["trials"]
-        assert (row["state"], row["per"], row["step"]) == ("running", 0.75, 2)
-        assert row["host"]
-        shown = arcuate("sweep", "status", plan.out.name, "--storage", plan.storage)
-        assert "1 still running" in shown.stderr + shown.stdout
-        assert PASSWORD not in shown.stderr + shown.stdout
-    missing = arcuate("sweep", "status", "another", "--storage", plan.storage)
-    assert_refused(missing, "no study 'another'")
-
-
-def test_the_status_of_a_journal(cohort_store: Path, tmp_path: Path) -> None:
-    plan = SweepPlan("tiny", tuple(FEW), read_space(SPACE, "tiny", FEW), cohort_store, tmp_path / "out", n_trials=2)
-    shared, study = open_study(plan)
-    with claim_trial(plan, shared, study) as trial:
-        assert trial is not None
-        study.tell(trial, 0.25)
-    before = (plan.out / "study.journal").read_bytes()
-    status = one_object(arcuate("sweep", "status", plan.out, "--json").stdout)
-    assert (status["best_per"], status["n_trials"], status["recipe"]) == (0.25, 2, "tiny")
-    assert (plan.out / "study.journal").read_bytes() == before
-    assert_refused(arcuate("sweep", "status", tmp_path / "nothing"), "no study.journal")
-    assert not (tmp_path / "nothing").exists()
-
-
-def test_the_status_changes_nothing(cohort_store: Path, tmp_path: Path) -> None:
-    """Not even where `sweep.json`, which may come from elsewhere, names a file that is not a study."""
-    other, folder = tmp_path / "other.db", tmp_path / "out"
-    with contextlib.closing(sqlite3.connect(other)) as connection:
-        connection.execute("CREATE TABLE notes (text TEXT)")
-    before = other.read_bytes()
-    folder.mkdir()
-    for storage, word in ((f"sqlite:///{other}", "cannot be opened"), (f"sqlite:///{tmp_path}/no.db", "no such file")):
-        (folder / "sweep.json").write_text(json.dumps({"storage": storage}))
-        with pytest.raises(UserError, match=word):
-            sweep_status(folder)
-    (folder / "sweep.json").write_text('{"storage": 3}')
-    with pytest.raises(UserError, match="must be text"):
-        sweep_status(folder)
-    assert other.read_bytes() == before
-    assert {p.name for p in tmp_path.iterdir()} == {"other.db", "out"}
-
-
 @pytest.mark.usefixtures("forked_training")
 def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_path: Path) -> None:
     """A sweep whose time limit is shorter than a training still ends."""
@@ -328,25 +272,3 @@ def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_pa
 
 
 # The gRPC proxy
-
-
-def test_a_study_behind_a_grpc_proxy(cohort_store: Path, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="grpcio is not installed")
-    (port,) = free_ports(1)
-    database = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
-    proxy = threading.Thread(
-        target=optuna.storages.run_grpc_proxy_server, args=(database,), kwargs={"port": port}, daemon=True
-    )
-    proxy.start()
-    space = read_space(SPACE, "tiny", FEW)
-    plan = SweepPlan(
-        "tiny", tuple(FEW), space, cohort_store, tmp_path / "out", n_trials=1, storage=f"grpc://localhost:{port}"
-    )
-    shared, study = open_study(plan)
-    with claim_trial(plan, shared, study) as trial:
-        assert trial is not None
-    with claim_trial(plan, *open_study(plan)) as again:  # abandoned: its lock is free
-        assert again is not None
-        assert again.params == trial.params
-        study.tell(again, 0.5)
-    assert sweep_status(plan.out).best is not None

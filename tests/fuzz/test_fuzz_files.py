@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 import scipy.io
 from hypothesis import strategies as st
@@ -35,11 +34,10 @@ from arcuate.evaluation.candidates import read_candidates
 from arcuate.evaluation.linear import read_weights
 from arcuate.evaluation.rescore import read_n_best
 from arcuate.evaluation.submission import read_texts
-from arcuate.experiments.journal import Journal
 from arcuate.experiments.recipe import load_recipe, run_recipe
-from arcuate.experiments.sweep import read_space, sweep_status
+from arcuate.experiments.sweep import read_space
 from arcuate.exported.archive import open_archive, write_archive
-from arcuate.files import read_json, to_json_line
+from arcuate.files import read_json
 from arcuate.insight import render
 from arcuate.insight.report.page import report_page
 from arcuate.insight.report.run_data import read_run_data
@@ -530,30 +528,6 @@ def test_settings(tmp_path: Path, name: str, seed: bytes, read: Callable[[Path],
     documents = edited_json if name == "json" else edited_yaml if name != "yaml" else None
     write_and(read, f"{name}.yaml")(seed, tmp_path)
     check(write_and(read, f"{name}.yaml"), [seed], tmp_path / name, documents=documents)
-
-
-def test_sweeps(tmp_path: Path) -> None:
-    """The journal of a study, whose operations Optuna applies, and the identity of the sweep."""
-    journal = Journal(tmp_path / "study.journal", tmp_path / "lock")
-    study = optuna.create_study(storage=optuna.storages.JournalStorage(journal), study_name="sweep")
-    study.set_user_attr("plan", {"recipe": "tiny", "overrides": [], "data": "store", "n_trials": 2})
-    settings = {
-        "schedule.peak_lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True),
-        "encoder.width": optuna.distributions.CategoricalDistribution([8, 16]),
-    }
-    for per in (0.3, 0.2):
-        trial = study.ask(settings)
-        trial.set_user_attr("host", "name")
-        trial.report(per + 0.1, 1)
-        study.tell(trial, per)
-
-    def read(content: bytes, folder: Path) -> None:
-        (folder / "study.journal").write_bytes(content)
-        found = sweep_status(folder)
-        to_json_line(found.to_dict())
-
-    seed = (tmp_path / "study.journal").read_bytes()
-    check(read, [seed], tmp_path / "sweep", documents=edited_jsonl)
 
 
 @pytest.mark.parametrize("kind", ["yaml", "jsonl"])

@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 
 from arcuate.data.alphabet import BLANK, CLASSES, PHONEME_ORDER, PHONEMES
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.curves import MAX_POINTS, curve_of
-from arcuate.evaluation.charts.images import png
 from arcuate.evaluation.metrics import align, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
+from arcuate.insight.charts.curves import MAX_POINTS, curve_of
+from arcuate.insight.charts.images import png
 from arcuate.insight.render import style_sheet, vega_bundle
 from arcuate.insight.report import write_report
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.errors import EXAMPLE_WORDS
-from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.report.trial import intensity
 from arcuate.run import Run, create_run
@@ -568,25 +567,6 @@ def test_the_floor_is_drawn_beside_the_error_rate(tmp_path: Path) -> None:
     file.parent.mkdir()
     write_json(file, {"lowest": 0.812})
     assert "floor without neural information, 81.2\u202f%" in report(run)[0]
-
-
-def test_robustness_is_shown_and_damaged_values_are_not(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", n_examples=0)
-    file = run.measurement_file("robustness", "val")
-    file.parent.mkdir()
-    per = {"undefended": [0.3, 0.5], "renormalised": [0.25, 0.3]}
-    found = {
-        "clean_per": 0.2,
-        "n_trials": 40,
-        "mce": {"undefended": 0.4, "renormalised": 0.275},
-        "corruptions": [{"name": "dead array", "per": per}],
-    }
-    write_json(file, found)
-    page, outline = report(run)
-    assert "robustness" in outline.ids and "27.5\u202f% renormalised" in page and "dead array" in page
-    for damaged in ({}, found | {"clean_per": None}, found | {"corruptions": [{"per": 1}]}, found | {"mce": "x"}):
-        write_json(file, damaged)
-        assert robustness_section(read_run_data(run)) is None
 
 
 def test_a_folder_in_place_of_the_recipe_is_no_reason_to_fail(tmp_path: Path) -> None:

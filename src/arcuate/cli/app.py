@@ -18,8 +18,8 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 """
 
 COMMANDS = (  # in the order of the workflow; each is in the module of the same name
-    *("demo", "simulate", "prepare", "recipes", "train", "average"),
-    *("sweep", "ablate", "launch", "evaluate", "calibrate", "drift", "decode", "tune"),
+    *("demo", "simulate", "prepare", "recipes", "train"),
+    *("sweep", "ablate", "launch", "evaluate", "calibrate", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
     *("check-encoder", "new", "verify", "export-data", "falcon", "cite", "card", "push", "load"),

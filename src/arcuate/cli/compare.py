@@ -22,15 +22,9 @@ def compare(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write an HTML page with curves and differences to this file.")
     ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Show published results on the same data set beside one run.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group."""
-    if published:
-        _show_published(runs, split, as_json)
-        return
     from arcuate.insight.comparison import compare as compare_runs
 
     with progress("comparing runs") as report:
@@ -56,27 +50,3 @@ def compare(
         say(note)
     if html is not None:
         say(f"wrote {html}")
-
-
-def _show_published(runs: list[Path], split: str, as_json: bool) -> None:
-    from arcuate.insight.published import DATASETS, compare_published
-
-    found = [compare_published(run, split) for run in runs]
-    if as_json:
-        emit_json({"runs": [comparison.to_dict() for comparison in found]})
-        return
-    for comparison in found:
-        rates = ", ".join(
-            f"{name} {percent(rate)}"
-            for name, rate in ((comparison.rate_name, comparison.per), ("WER", comparison.wer))
-            if rate is not None
-        )
-        out.print(f"{comparison.run}: {rates} on {split}", markup=False, soft_wrap=True)
-        if comparison.dataset and comparison.published:
-            rows = [
-                (r.metric, f"{r.percent:.1f} %", r.system, r.split, "yes" if r.streaming else "no", r.source)
-                for r in comparison.published
-            ]
-            columns = ("", "rate", "system", "split", "streaming", "source")
-            print_table(columns, rows, title=f"Published on {DATASETS[comparison.dataset]}", fold=True)
-        say(comparison.note)

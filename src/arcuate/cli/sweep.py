@@ -71,24 +71,6 @@ def run(
     raise typer.Exit(1 if all(t.state == "fail" for t in result.trials) else 0)
 
 
-@_sweep_app.command()
-def status(
-    folder: Annotated[Path, typer.Argument(help="Sweep folder; with --storage only its name is used.")],
-    storage: StorageUrl = None,
-    as_json: Json = False,
-) -> None:
-    """Show the trials of a sweep while it runs, from any machine."""
-    from arcuate.experiments.sweep import sweep_status
-
-    result = sweep_status(folder, storage)
-    if as_json:
-        emit_json(result.to_dict())
-        return
-    _print_result(result)
-    done = sum(t.state in ("complete", "pruned") for t in result.trials)
-    say(f"{done} of {result.n_trials or 'unknown'} trials are complete or pruned")
-
-
 def _print_result(result: "SweepResult") -> None:
     rows = [
         (str(t.number), t.state, percent(t.per), _where(t), "\n".join(t.overrides), t.reason or "")

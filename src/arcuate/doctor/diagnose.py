@@ -80,7 +80,7 @@ class Diagnosis:
     def plot(self) -> Any:
         """The error rate over its reference band as an Altair chart."""
         from arcuate.doctor.page import diagnosis_chart  # which imports this module
-        from arcuate.evaluation.charts.base import for_notebook
+        from arcuate.insight.charts.base import for_notebook
 
         chart = diagnosis_chart(self.runs[0] if self.runs else self)
         if chart is None:

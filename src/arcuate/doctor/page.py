@@ -9,11 +9,12 @@ from arcuate.config import override_list
 from arcuate.doctor.diagnose import Diagnosis, Reference, matching_reference
 from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.errors import UserError
-from arcuate.evaluation.charts import curves
-from arcuate.evaluation.charts.base import Chart
-from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, thin_curve
-from arcuate.evaluation.charts.formats import count, finite_number, percent
 from arcuate.experiments.recipe import load_recipe
+from arcuate.files import finite_number
+from arcuate.insight.charts import curves
+from arcuate.insight.charts.base import Chart
+from arcuate.insight.charts.curves import Curve, Line, ValueAxis, thin_curve
+from arcuate.insight.charts.formats import count, percent
 from arcuate.insight.overlay import any_simulated, line_figure
 from arcuate.insight.render import Figure, LegendEntry, make_figure, render
 from arcuate.run import Run

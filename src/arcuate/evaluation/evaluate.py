@@ -9,15 +9,14 @@ from arcuate.data.alphabet import CLASSES, error_rate_name, token_unit
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
-from arcuate.data.trial import BIN_SECONDS, SPLITS, session_order
+from arcuate.data.trial import BIN_SECONDS, SPLITS
 from arcuate.decoding.delay import model_delay
 from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
-from arcuate.evaluation.metrics import Score, total, words_per_minute
-from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.evaluation.metrics import words_per_minute
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
     TrialResult,
@@ -132,31 +131,6 @@ class Evaluation:
             **({} if self.estimate is None else {"estimate": self.estimate.to_dict()}),
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
-
-    def plot(self) -> Any:
-        """Error rate by session with 95 % intervals as an Altair chart."""
-        from arcuate.evaluation.charts.base import for_notebook
-        from arcuate.evaluation.charts.formats import short_session_names
-        from arcuate.evaluation.charts.plots import Rate, session_chart
-
-        scores: dict[str, list[Score]] = {}
-        for result in self.trials:
-            if result.score is not None:
-                scores.setdefault(result.trial.session, []).append(result.score)
-        if not scores:
-            raise UserError(f"the {self.provenance.split} trials have no labels, so there are no error rates to plot")
-        rates = [
-            Rate(session, total(own).rate, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
-            for session, own in sorted(scores.items(), key=lambda item: session_order(item[0]))
-        ]
-        chart = session_chart(
-            rates,
-            short_session_names(list(scores)),
-            title=f"{self.run.name}: error rate by session",
-            label=self.summary(),
-            overall=self.metrics.per,
-        )
-        return for_notebook(chart)
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""

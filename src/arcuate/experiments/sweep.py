@@ -31,7 +31,7 @@ from arcuate.experiments.subprocess_train import (
     train_arguments,
     train_in_subprocess,
 )
-from arcuate.files import fields_to_dict, read_json, to_frame
+from arcuate.files import fields_to_dict, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
 from arcuate.training.callbacks import Stop, handle_signals
@@ -42,7 +42,6 @@ try:
     from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 
-    from arcuate.experiments.journal import explain_damage
     from arcuate.experiments.storage import (
         INTERRUPTED,
         JOURNAL_FILE,
@@ -371,30 +370,6 @@ def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
 
 
 # --- Results ---------------------------------------------------------------------------------------------
-
-
-def sweep_status(out: str | Path, storage: str | None = None) -> SweepResult:
-    """Trials of a sweep during or after it, from any machine with access to its folder or its database.
-
-    Read-only. If `storage` is given, only the name of `out` is used; otherwise the storage is the one recorded in
-    sweep.json.
-    """
-    out = Path(out)
-    if storage is None and (out / "sweep.json").is_file():
-        storage = read_json(out / "sweep.json").get("storage")
-        if not isinstance(storage, str | None):
-            raise UserError(f"{out / 'sweep.json'} is damaged: `storage` must be text")
-    shared = _open_storage(storage, out, 30, create=False)
-    try:
-        study = optuna.load_study(study_name=_study_name(storage, out), storage=shared.storage)
-    except KeyError:
-        where = without_password(storage) if storage else out
-        raise UserError(f"{where} has no study {_study_name(storage, out)!r}; give the folder of the sweep") from None
-    with explain_damage(out / JOURNAL_FILE if storage is None else Path(without_password(storage))):
-        result = summarise_study(out, study)
-        for trial in result.trials:
-            trial.check()
-        return result
 
 
 def summarise_study(out: Path, study: optuna.Study, signal: Signals | None = None) -> SweepResult:

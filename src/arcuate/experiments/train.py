@@ -24,7 +24,6 @@ from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
-from arcuate.evaluation.charts.curves import plot_curves
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
@@ -103,10 +102,6 @@ class TrainResult:
 
     def __fspath__(self) -> str:
         return os.fspath(self.run)
-
-    def plot_curves(self) -> Any:
-        """Validation error rate and training loss over steps as an Altair chart."""
-        return plot_curves(self.run)
 
     def to_dict(self) -> dict[str, Any]:
         values = {"run": str(self.path), "recipe": self.recipe.name, "n_parameters": self.n_parameters}

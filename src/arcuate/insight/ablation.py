@@ -1,22 +1,19 @@
 """`judge_ablation`: find the factor that caused a difference, and write the ablation page.
 
 Each factor is tested twice, changed alone and with all others changed, against the variation over trials and seeds. The
-p-values of all effects are Holm-adjusted together, and so are those of the interactions.
+p-values of all effects are Holm-adjusted together.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.evaluation.charts import base, plots
-from arcuate.evaluation.charts.base import Chart
-from arcuate.evaluation.charts.formats import MISSING, percent, split_name
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.evaluation.significance import Arm as ScoredArm
-from arcuate.evaluation.significance import Contrast, contrast, difference, holm
+from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.ablation import (
     BASE,
     BUT,
@@ -31,7 +28,10 @@ from arcuate.experiments.ablation import (
     overview,
 )
 from arcuate.files import fields_to_dict, to_frame, write_json, write_text
-from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
+from arcuate.insight.charts import base, plots
+from arcuate.insight.charts.base import Chart
+from arcuate.insight.charts.formats import MISSING, percent
+from arcuate.insight.overlay import FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render, standalone_svg
 from arcuate.insight.runs import Diagnose
 from arcuate.insight.scores import ALPHA, RunScores, check_same_trials, describe_method, p_text, read_scores, to_arm
@@ -73,13 +73,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class FactorResult:
-    """The effect of a factor alone, its effect with all others changed, and the interaction of the two."""
+    """The effect of a factor alone, and with all others changed."""
 
     factor: str
     alone: Effect | None  # None if runs are missing
     with_others: Effect | None  # None if runs are missing or there is only one factor
-    interaction: Contrast | None
-    p_interaction: float | None
     sentence: str
 
     @property
@@ -87,8 +85,7 @@ class FactorResult:
         return [e for e in (self.alone, self.with_others) if e]
 
     def to_dict(self) -> dict[str, Any]:
-        interaction = {**asdict(self.interaction), "p_adjusted": self.p_interaction} if self.interaction else None
-        return {**fields_to_dict(self, "p_interaction"), "interaction": interaction}
+        return fields_to_dict(self)
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ def judge_ablation(
     effects = {
         (q.before, q.after): Effect(q, c, p, rate_name) for q, c, p in zip(measured, contrasts, adjusted, strict=True)
     }
-    factors = _judge_factors(experiment, complete, effects)
+    factors = _judge_factors(experiment, effects)
     total = effects.get((BASE, everything))
     incomplete = [arm.name for arm in experiment.arms if arm.name not in complete]
     verdict = _verdict_text(total, factors, incomplete)
@@ -221,28 +218,15 @@ def judge_ablation(
     )
 
 
-def _judge_factors(
-    experiment: Experiment, rates: Mapping[str, ScoredArm], effects: Mapping[tuple[str, str], Effect]
-) -> tuple[FactorResult, ...]:
+def _judge_factors(experiment: Experiment, effects: Mapping[tuple[str, str], Effect]) -> tuple[FactorResult, ...]:
     names = [f.name for f in experiment.factors]
     by_changes = {arm.changed: arm.name for arm in experiment.arms}
-    every, none = frozenset(names), frozenset[str]()
-    corners = {
-        n: (by_changes[none], by_changes[frozenset([n])], by_changes[every - {n}], by_changes[every]) for n in names
-    }
-    interactions = {
-        n: contrast([rates[a] for a in corner], (1.0, -1.0, -1.0, 1.0))
-        for n, corner in corners.items()
-        if len(names) > 1 and all(a in rates for a in corner)
-    }
-    adjusted = dict(zip(interactions, holm([c.p for c in interactions.values()]), strict=True))
+    every = frozenset(names)
     results = []
-    for name, (baseline, changed, all_but, full) in corners.items():
-        alone = effects.get((baseline, changed))
-        with_others = effects.get((all_but, full)) if len(names) > 1 else None
-        p = adjusted.get(name)
-        sentence = _factor_text(name, alone, with_others, p)
-        results.append(FactorResult(name, alone, with_others, interactions.get(name), p, sentence))
+    for name in names:
+        alone = effects.get((BASE, by_changes[frozenset([name])]))
+        with_others = effects.get((by_changes[every - {name}], by_changes[every])) if len(names) > 1 else None
+        results.append(FactorResult(name, alone, with_others, _factor_text(name, alone, with_others)))
     return tuple(results)
 
 
@@ -270,7 +254,7 @@ def _count_verdicts(scores: Sequence[RunScores], diagnose: Diagnose | None) -> d
 # Wording.
 
 
-def _factor_text(name: str, alone: Effect | None, with_others: Effect | None, p_interaction: float | None) -> str:
+def _factor_text(name: str, alone: Effect | None, with_others: Effect | None) -> str:
     parts = []
     if alone:
         parts.append(f"changed alone, {_effect_text(alone)}")
@@ -278,8 +262,7 @@ def _factor_text(name: str, alone: Effect | None, with_others: Effect | None, p_
         parts.append(f"with the others changed too, {_effect_text(with_others)}")
     if not parts:
         return f"{name}: not measured; runs are missing or incomplete."
-    interacts = p_interaction is not None and p_interaction < ALPHA
-    return f"{name}: {'; '.join(parts)}{'; its effect depends on the others' if interacts else ''}."
+    return f"{name}: {'; '.join(parts)}."
 
 
 def _effect_text(effect: Effect) -> str:
@@ -349,7 +332,6 @@ def report_ablation(runs: AblationRuns, *, diagnose: Diagnose | None = None) -> 
     if result.runs:
         write_json(folder / "ablation.json", result.to_dict())
         write_text(folder / "ablation.html", ablation_page(result))
-        write_text(folder / "arms.svg", standalone_svg(_arms_chart(result)))
     if result.n_comparisons:
         write_text(folder / "effects.svg", standalone_svg(_effects_chart(result)))
     return result
@@ -365,7 +347,6 @@ def ablation_page(result: AblationResult) -> str:
         simulated=any_simulated(s.run for scores in result.runs.values() for s in scores),
         result=result,
         effects=_effects_figure(result),
-        arms=make_figure(_arms_chart(result), legend=DOT_LEGEND, full=True) if result.runs else None,
         arm_rows=[_arm_row(arm) for arm in result.arms],
         curves=overlaid_figures(curves, result.rate_name),
         common=", ".join(experiment.overrides) or "none",
@@ -382,14 +363,6 @@ def _effects_chart(result: AblationResult) -> Chart:
     rows = [(name, effect.contrast, effect.significant) for name, effect in effects.items() if effect]
     label = f"Effect of each factor on {result.rate_name}, alone and with the others"
     return plots.forest_chart(rows, title="Effects", label=label, rate_name=result.rate_name)
-
-
-def _arms_chart(result: AblationResult) -> Chart:
-    arms = [(arm.arm, [float(r) for r in arm.rates.rates]) for arm in result.arms if arm.rates]
-    split, checkpoint = split_name(result.experiment.split), result.experiment.checkpoint
-    name = result.rate_name
-    title, label = f"{name} on {split} trials, {checkpoint} checkpoint", f"{name} of every run by arm"
-    return plots.dot_chart(arms, title=title, label=f"{label}, {checkpoint} checkpoint", rate_name=name)
 
 
 def _effects_figure(result: AblationResult) -> Figure | None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from arcuate.config import value_text
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import run_rate_name
+from arcuate.files import finite_int, finite_number
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.insight.ledger import ledger_page, write_ledger
 from arcuate.insight.overlay import is_simulated, overlaid_figures
@@ -71,7 +71,6 @@ class BoardRow:
     curve: tuple[tuple[int, float], ...] = ()  # step, error rate
     simulated: bool = False
     ablation: str = ""  # name of the ablation that the run is part of
-    sweep: str = ""  # name of the sweep
     problems: tuple[str, ...] = ()
     complete: bool = False
 
@@ -194,12 +193,6 @@ class Board:
             self._stop.wait(_REFRESH_S)
 
 
-def _sweep_folder(path: Path) -> Path | None:
-    """Folder of the sweep that a run belongs to, if any."""
-    parents = path.resolve().parents
-    return next((folder for folder in parents[:2] if (folder / "sweep.json").is_file()), None)
-
-
 def _signature(path: Path) -> _Signature:
     """Modification times and sizes of the files that a row is computed from."""
     run = Run(path)
@@ -280,7 +273,6 @@ def _full_row(entry: RunEntry, earlier: Sequence[RunEntry]) -> BoardRow:
         curve=_curve(entry.logged.validations),
         simulated=is_simulated(entry.run),
         ablation=folder.name if folder and (folder / "ablation.html").is_file() else "",
-        sweep=sweep.name if (sweep := _sweep_folder(path)) else "",
         problems=entry.problems,
         complete=True,
     )
@@ -431,15 +423,6 @@ def make_app(board: Board, access: Access, diagnosis_page: DiagnosisPage | None 
         if file.stat().st_size > _MAX_PAGE_BYTES:
             raise UserError(f"the page of the ablation of {run} is too large")
         return HTMLResponse(file.read_text("utf-8", "replace"), headers={"Content-Security-Policy": _STORED_POLICY})
-
-    @app.get("/sweep")
-    def sweep(run: str) -> Response:
-        folder = _sweep_folder(board.run(run).path)
-        if folder is None:
-            raise UserError(f"{run} is not part of a sweep")
-        from arcuate.insight.sweep import sweep_page  # needs the extra sweep
-
-        return page(lambda: sweep_page(folder))
 
     @app.get("/ledger")
     def ledger() -> Response:

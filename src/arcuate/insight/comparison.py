@@ -10,13 +10,13 @@ import numpy as np
 
 from arcuate.config import Change, value_text
 from arcuate.errors import UserError
-from arcuate.evaluation.charts import base, plots
-from arcuate.evaluation.charts.formats import count, percent, split_name
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.files import check_output, to_frame, write_text
 from arcuate.hub import local_path
-from arcuate.insight.overlay import DOT_LEGEND, FOREST_LEGEND, any_simulated, overlaid_figures
+from arcuate.insight.charts import base, plots
+from arcuate.insight.charts.formats import count, percent, split_name
+from arcuate.insight.overlay import FOREST_LEGEND, any_simulated, overlaid_figures
 from arcuate.insight.render import Figure, make_figure, render
 from arcuate.insight.report.run_data import lookup
 from arcuate.insight.runs import differ_only_in_seed, find_runs, is_run_folder, result_changes
@@ -365,7 +365,6 @@ def comparison_page(comparison: Comparison) -> str:
         comparison=comparison,
         scored_on=f"Scored on the same {comparison.n_trials:,} {split_name(comparison.split)} trials.",
         forest=_forest_figure(comparison),
-        dots=_dots_figure(comparison),
         curves=overlaid_figures(curves, comparison.rate_name),
         changes=[
             (d.reference.name, d.group.name, [(c.path, value_text(c.before), value_text(c.after)) for c in d.changes])
@@ -396,10 +395,3 @@ def _forest_figure(comparison: Comparison) -> Figure:
         f" markers: significant{corrected}. {comparison.method}"
     )
     return make_figure(_forest_chart(comparison), caption=caption, legend=FOREST_LEGEND, full=True)
-
-
-def _dots_figure(comparison: Comparison) -> Figure:
-    groups = [(g.name, [float(r) for r in g.arm.rates]) for g in comparison.groups]
-    title = f"{comparison.rate_name} of every run"
-    chart = plots.dot_chart(groups, title=title, label=f"{title}, by group", rate_name=comparison.rate_name)
-    return make_figure(chart, legend=DOT_LEGEND, full=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from arcuate.config import Change, value_text
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.formats import MISSING, finite_number
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.evaluation.significance import Contrast, difference, holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
-from arcuate.files import check_output, read_json, write_text
+from arcuate.files import check_output, finite_number, read_json, write_text
+from arcuate.insight.charts.formats import MISSING
 from arcuate.insight.render import render
 from arcuate.insight.runs import SEED_SETTINGS, Diagnose, Parent, RunEntry, differ_only_in_seed, list_runs
 from arcuate.insight.scores import (

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.evaluation.charts import curves
-from arcuate.evaluation.charts.curves import Line, ValueAxis
+from arcuate.insight.charts import curves
+from arcuate.insight.charts.curves import Line, ValueAxis
 from arcuate.insight.render import Figure, LegendEntry, make_figure
 from arcuate.run import Run
 
@@ -14,7 +14,6 @@ FOREST_LEGEND = (
     LegendEntry("worse", "orange", "dot"),
     LegendEntry("not significant", "quiet", "ring"),
 )
-DOT_LEGEND = (LegendEntry("one run", "blue", "dot"), LegendEntry("mean", "ink", "tick"))
 
 
 def line_figure(
@@ -23,11 +22,12 @@ def line_figure(
     *,
     entries: Iterable[LegendEntry] = (),
     caption: str | None = None,
+    full: bool = False,
     **options: Any,
 ) -> Figure:
     """Lines with their legend; `entries` are added to it, `options` are those of `curves.line_chart`."""
     legend = [*(_entry(line.name, line.colour, line.dash) for line in lines), *entries]
-    return make_figure(curves.line_chart(lines, y, **options), caption=caption, legend=legend)
+    return make_figure(curves.line_chart(lines, y, **options), caption=caption, legend=legend, full=full)
 
 
 def _entry(name: str, colour: str, dashed: bool) -> LegendEntry:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arcuate.errors import UserError, check_resources
-from arcuate.evaluation.charts import theme
-from arcuate.evaluation.charts.base import Chart
-from arcuate.evaluation.charts.formats import count, percent
-from arcuate.evaluation.charts.theme import colour
 from arcuate.files import write_text
+from arcuate.insight.charts import theme
+from arcuate.insight.charts.base import Chart
+from arcuate.insight.charts.formats import count, percent
+from arcuate.insight.charts.theme import colour
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -186,7 +186,7 @@ def standalone_svg(chart: Chart) -> str:
     """A chart as a separate file that follows the light or dark setting of the reader."""
     figure = make_figure(chart)
     svg = static_svg(figure)
-    style = f"<style>{theme.style_sheet()}</style>"
+    style = f"<style>{theme.STYLE_SHEET}</style>"
     background = f'<rect width="100%" height="100%" style="fill: {colour("paper")}"/>'
     return svg.replace(">", f">{style}{background}", 1) + "\n"
 
@@ -225,7 +225,7 @@ def page_script() -> str:
 
 
 def style_sheet() -> str:
-    return theme.style_sheet() + _read("page.css")
+    return theme.STYLE_SHEET + _read("page.css")
 
 
 def _read(name: str) -> str:

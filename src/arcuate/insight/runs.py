@@ -9,11 +9,10 @@ from typing import Any
 from arcuate.config import Change
 from arcuate.data.alphabet import error_rate_name, recorded_classes
 from arcuate.errors import UserError, check_regular
-from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe, recipe_names, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
-from arcuate.files import read_json, to_frame
+from arcuate.files import finite_int, finite_number, read_json, to_frame
 from arcuate.insight.report.run_data import lookup, training_seconds
 from arcuate.progress import Progress, counted
 from arcuate.run import RUN_FILES, WORDS_LABEL, Run, unfinished_reason

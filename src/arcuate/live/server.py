@@ -16,7 +16,6 @@ from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
-from arcuate.evaluation.charts import theme
 from arcuate.evaluation.floor import FloorRates
 from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
@@ -174,10 +173,6 @@ def make_app(live: LiveServer) -> FastAPI:
             await live.receiver.serve(live.session, socket)
         else:
             await socket.close(_POLICY, "this server does not accept bins; start it with --source socket")
-
-    @app.get("/page/theme.css")
-    def style() -> Response:
-        return Response(theme.style_sheet(switchable=True), media_type="text/css")
 
     app.mount("/page", StaticFiles(directory=_PAGE))
     return app

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.evaluation.charts import curves
-from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis
-from arcuate.evaluation.charts.formats import count, finite_int, finite_number, percent
+from arcuate.files import finite_int, finite_number
+from arcuate.insight.charts import curves
+from arcuate.insight.charts.curves import Curve, Line, ValueAxis
+from arcuate.insight.charts.formats import count, percent
 from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arcuate.evaluation.charts import curves
-from arcuate.evaluation.charts.curves import Curve, Line, ValueAxis, curve_of
-from arcuate.evaluation.charts.formats import MISSING, count, finite_int, finite_number, percent, split_name
 from arcuate.evaluation.floor import read_floor
-from arcuate.files import read_json
+from arcuate.files import finite_int, finite_number, read_json
+from arcuate.insight.charts import curves
+from arcuate.insight.charts.curves import Curve, Line, ValueAxis, curve_of
+from arcuate.insight.charts.formats import MISSING, count, percent, split_name
 from arcuate.insight.overlay import line_figure
 from arcuate.insight.render import Figure, LegendEntry, Measured, make_figure
 from arcuate.insight.report.run_data import RunData
@@ -115,7 +115,7 @@ def _figure(
     shown = [line for line in lines if line.curve.values]
     n_missing = sum(line.curve.n_missing for line in lines)
     caption = f"{counted(n_missing, 'logged value')} not finite; shown as gaps." if n_missing else None
-    options = {"title": title, "label": label, "last": _last(data), "layers": layers}
+    options: dict[str, Any] = {"title": title, "label": label, "last": _last(data), "layers": layers}
     return line_figure(shown, y, entries=entries, caption=caption, **options)
 
 

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, token_groups
 from arcuate.data.text import normalise_text
-from arcuate.evaluation.charts import base, plots
-from arcuate.evaluation.charts.formats import confidence_text, finite_number, percent, short_session_names, split_name
-from arcuate.evaluation.charts.plots import Cell, Rate
 from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
+from arcuate.files import finite_number
+from arcuate.insight.charts import base, plots
+from arcuate.insight.charts.formats import confidence_text, percent, short_session_names, split_name
+from arcuate.insight.charts.plots import Cell, Rate
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
 from arcuate.insight.report.run_data import DecodedText, Decoding, Results, RunData
 from arcuate.progress import counted
@@ -129,13 +130,11 @@ _SATURATION = 0.25  # fraction of errors that is drawn in full colour
 _Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
 _Key = TypeVar("_Key")
 _ErrorTable = tuple[str, tuple[str, ...], list[tuple[str, tuple[object, ...]]]]  # title, head, rows (phoneme, cells)
-_ERROR_COLOURS = {"substituted": "orange", "deleted": "purple"}
 
 
 @dataclass(frozen=True)
 class ConfusionsSection:
     matrix: Figure
-    rates: Figure | None
     tables: tuple[_ErrorTable, ...]
 
 
@@ -167,7 +166,6 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
     ]
     return ConfusionsSection(
         make_figure(_matrix(known, groups, unit), caption=caption, scales=scales),
-        _token_rates(known, known_names, unit),
         _most_frequent(known, unit),
     )
 
@@ -198,31 +196,6 @@ def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -
         column_title="decoded",
         highlight="phoneme",
     )
-
-
-def _token_rates(counts: _Counts, names: Sequence[str], unit: str) -> Figure | None:
-    """Substitutions and deletions of each token, as fractions of its references."""
-    totals = _reference_totals(counts)
-    rows: list[base.Row] = []
-    for name in names:
-        if not totals[name]:
-            continue
-        n_deleted = counts[name, DELETED]
-        n_substituted = totals[name] - counts[name, name] - n_deleted
-        for kind, n in (("substituted", n_substituted), ("deleted", n_deleted)):
-            text = f"{n:,} of {totals[name]:,}"
-            rows.append({"phoneme": name, "kind": kind, "rate": base.rounded(n / totals[name]), "text": text})
-    if not rows:
-        return None
-    chart = plots.bar_chart(
-        rows,
-        title=f"Errors by reference {unit}, share of its references",
-        label=f"Fraction of each {unit} that was substituted or deleted",
-        key="phoneme",
-        kinds=_ERROR_COLOURS,
-    )
-    legend = [LegendEntry(kind, colour, "box", kind) for kind, colour in _ERROR_COLOURS.items()]
-    return make_figure(chart, legend=legend, full=True, wide=True)
 
 
 def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:

@@ -8,31 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import value_text
+from arcuate.data.releases import published_results
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.formats import (
+from arcuate.experiments.recipe import diff_recipes, load_recipe, recipe_names, run_recipe
+from arcuate.files import finite_int, finite_number, read_jsonl, write_text
+from arcuate.insight.charts.formats import (
     MISSING,
     confidence_text,
     count,
     duration,
-    finite_int,
-    finite_number,
     interval,
     parameter_count,
     percent,
     split_name,
 )
-from arcuate.experiments.recipe import diff_recipes, load_recipe, recipe_names, run_recipe
-from arcuate.files import read_jsonl, write_text
-from arcuate.insight.published import published_results
 from arcuate.insight.render import render
 from arcuate.insight.report.confidence import confidence_section
 from arcuate.insight.report.curves import calibration_points, calibration_section, learning_curves, read_calibration
+from arcuate.insight.report.drift import is_store, report_file, write_drift
 from arcuate.insight.report.errors import confusions_section, decodings_section, sentences_section, sessions_section
-from arcuate.insight.report.robustness import robustness_section
 from arcuate.insight.report.run_data import RunData, lookup, read_run_data
 from arcuate.insight.report.trial import trial_figures
 from arcuate.progress import counted
-from arcuate.run import Run, open_run
+from arcuate.run import Run, RunLike, open_run
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,14 @@ class ErrorKind:
     rate: str
 
 
-def write_report(run: Run | str | Path, split: str | None = None) -> Path:
-    """Write report.html into a run folder and return its path.
+def write_report(run: RunLike, split: str | None = None) -> Path:
+    """Write report.html into a run folder, or the report of a store beside it, and return the path of the page.
 
     `split` selects results/<split>.jsonl; by default the first scored one of val, test, dev and train is shown.
     """
-    if not isinstance(run, Run):
-        run = open_run(Path(run))
+    if is_store(Path(run)):
+        return report_file(write_drift(Path(run)).store)
+    run = run if isinstance(run, Run) else open_run(run)
     write_text(run.report_file, report_page(read_run_data(run, split)))
     return run.report_file
 
@@ -99,7 +98,6 @@ def report_page(data: RunData) -> str:
         words=sentences_section(data),
         published=_published(data),
         confidence=confidence_section(data),
-        robustness=robustness_section(data),
         recipe=recipe_section(data),
         environment=environment_section(data),
     )

@@ -10,12 +10,11 @@ import numpy as np
 from arcuate.config import parse_yaml, to_tree
 from arcuate.data.alphabet import error_rate_name, recorded_classes, token_unit
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.curves import rows_by_step
-from arcuate.evaluation.charts.formats import finite_int, finite_number
 from arcuate.evaluation.metrics import Score, score, score_text, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import run_recipe
-from arcuate.files import read_json, read_jsonl, read_npz
+from arcuate.files import finite_int, finite_number, read_json, read_jsonl, read_npz
+from arcuate.insight.charts.curves import rows_by_step
 from arcuate.run import WORDS_LABEL, Run
 
 _SPLIT_ORDER = ("val", "test", "dev", "train")  # which results to show by default

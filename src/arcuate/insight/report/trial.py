@@ -9,11 +9,12 @@ import numpy as np
 from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode, token_groups
 from arcuate.data.trial import BIN_SECONDS, list_features
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
-from arcuate.evaluation.charts.base import Chart, Row, alt, tooltips
-from arcuate.evaluation.charts.formats import finite_int, percent
-from arcuate.evaluation.charts.images import png, pool
-from arcuate.evaluation.charts.theme import MONO, colour
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
+from arcuate.files import finite_int
+from arcuate.insight.charts.base import Chart, Row, alt, tooltips
+from arcuate.insight.charts.formats import percent
+from arcuate.insight.charts.images import png, pool
+from arcuate.insight.charts.theme import MONO, colour
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
 from arcuate.insight.report.errors import phoneme_symbol, with_example
 from arcuate.insight.report.run_data import Decoding, Example, RunData

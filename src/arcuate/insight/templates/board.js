@@ -93,7 +93,7 @@
       changes.title = row.changes.join("\n");
     }
     const pages = element("td", undefined, { class: "pages" });
-    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""], ["sweep", row.sweep !== ""]];
+    const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""]];
     for (const [page, shown] of links) if (shown) pages.append(element("a", page, { href: `${page}?run=${encodeURIComponent(row.name)}` }));
     const spark = element("td", sparkline(row.curve, row.rate_name), { class: "spark" });
     const number = (text, label, title) => element("td", text, { class: "number", "data-label": label, title: title || "" });

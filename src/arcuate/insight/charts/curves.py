@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, for_notebook, rounded, tooltips
-from arcuate.evaluation.charts.formats import finite_int, finite_number, percent
-from arcuate.evaluation.charts.theme import SERIES, colour
 from arcuate.evaluation.metrics import run_rate_name
+from arcuate.files import finite_int, finite_number
+from arcuate.insight.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, for_notebook, rounded, tooltips
+from arcuate.insight.charts.formats import percent
+from arcuate.insight.charts.theme import SERIES, colour
 from arcuate.run import RunLike, open_run
 
 SMALLEST = 1e-100  # a logarithmic scale treats smaller values as zero

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from arcuate.evaluation.charts import theme
-from arcuate.evaluation.charts.theme import colour
+from arcuate.insight.charts import theme
+from arcuate.insight.charts.theme import colour
 
 if TYPE_CHECKING:
     import altair as alt

@@ -1,20 +1,10 @@
-"""Published results on the public data sets, to show beside a run on the same data.
+"""Facts about the public data sets: results published on them.
 
 Error rates in percent as printed by their sources. PER is greedy and micro-averaged; a WER depends on the language
 model, which is therefore part of the system's name.
 """
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
-
-from arcuate.errors import UserError
-from arcuate.evaluation.metrics import run_rate_name
-from arcuate.files import read_json
-from arcuate.insight.overlay import is_simulated
-from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
-
-DATASETS = {"b2t24": "Brain-to-Text '24 (T12)", "b2t25": "Brain-to-Text '25 (T15)"}
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -63,51 +53,6 @@ RESULTS = (
 )
 
 
-@dataclass(frozen=True)
-class PublishedComparison:
-    """Error rates of a run, and the published ones on the same data set."""
-
-    run: str
-    dataset: str | None
-    simulated: bool
-    split: str
-    rate_name: str  # PER, or CER for a run on characters
-    per: float | None
-    wer: float | None
-    published: tuple[PublishedResult, ...]  # empty for simulated data
-    note: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "published": [asdict(result) for result in self.published]}
-
-
 def published_results(layout: object, simulated: bool) -> tuple[PublishedResult, ...]:
     """Published results on a data set; none for simulated data, which resemble a release only in their files."""
     return () if simulated else tuple(r for r in RESULTS if r.dataset == layout)
-
-
-def compare_published(run: RunLike, split: str = "val") -> PublishedComparison:
-    """The results of a run beside the published ones on the same data set."""
-    opened = run if isinstance(run, Run) else open_run(run)
-    data = opened.data()
-    dataset = data.get("layout") if data.get("layout") in DATASETS else None
-    simulated = is_simulated(opened)
-    if simulated:
-        note = "the run was trained on simulated data, so published error rates are not comparable"
-    elif dataset is None:
-        note = "no results are known for the data set of this run"
-    else:
-        note = "compare equal splits only; a WER depends on the language model named with the system"
-    per, wer = _rate(opened, split, None, "per"), _rate(opened, split, WORDS_LABEL, "wer")
-    if per is None and wer is None:
-        raise UserError(
-            f"{opened.path} has no results on {split}; create them with: arcuate evaluate {opened.path} --split {split}"
-        )
-    shown, name = published_results(dataset, simulated), run_rate_name(opened)
-    return PublishedComparison(str(opened.path), dataset, simulated, split, name, per, wer, shown, note)
-
-
-def _rate(run: Run, split: str, label: str | None, key: str) -> float | None:
-    file = Path(run.results_file(split, label, "json"))
-    value = read_json(file).get(key) if file.is_file() else None
-    return float(value) if isinstance(value, int | float) else None

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from arcuate.evaluation.charts.theme import LIGHT
+from arcuate.insight.charts.theme import LIGHT
 
 _N_SHADES = 16  # four bits per value
 

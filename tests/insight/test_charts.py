@@ -11,8 +11,8 @@ import vl_convert
 
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
-from arcuate.evaluation.charts.base import for_notebook
-from arcuate.evaluation.charts.curves import (
+from arcuate.insight.charts.base import for_notebook
+from arcuate.insight.charts.curves import (
     Line,
     ValueAxis,
     best_mark,
@@ -21,10 +21,10 @@ from arcuate.evaluation.charts.curves import (
     plot_curves,
     thin_curve,
 )
-from arcuate.evaluation.charts.formats import short_session_names
-from arcuate.evaluation.charts.images import pool
-from arcuate.evaluation.charts.plots import Rate, session_chart
-from arcuate.evaluation.charts.theme import DARK, LIGHT, colour, resolve
+from arcuate.insight.charts.formats import short_session_names
+from arcuate.insight.charts.images import pool
+from arcuate.insight.charts.plots import Rate, session_chart
+from arcuate.insight.charts.theme import DARK, LIGHT, colour, resolve
 from arcuate.insight.comparison import compare
 from arcuate.insight.render import environment, make_figure, static_svg
 from support.fabricate_runs import make_run

@@ -1,22 +1,24 @@
-"""Charts shared by pages and notebooks: rates by session, matrices, bars, images, forest and dot plots.
+"""Charts shared by pages and notebooks: rates by session, matrices and forest plots.
 
 Every function returns an Altair chart. The parameters `hidden`, `session` and `phoneme` are set by the pages: hidden
 series, and the item under the pointer.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from arcuate.data.trial import session_order
+from arcuate.errors import UserError
+from arcuate.evaluation.metrics import Score, total
+from arcuate.evaluation.significance import Contrast, bootstrap_interval
+from arcuate.insight.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, for_notebook, rounded, tooltips
+from arcuate.insight.charts.curves import ValueAxis, haloed, limit_rule
+from arcuate.insight.charts.formats import interval, percent, short_session_names
+from arcuate.insight.charts.theme import colour
 
-from arcuate.evaluation.charts.base import HEIGHT, Chart, Row, alt, colours_by, finish, rounded, tooltips
-from arcuate.evaluation.charts.curves import ValueAxis, haloed, limit_rule
-from arcuate.evaluation.charts.formats import interval, percent
-from arcuate.evaluation.charts.images import png
-from arcuate.evaluation.charts.theme import colour
-from arcuate.evaluation.significance import Contrast
+if TYPE_CHECKING:
+    from arcuate.evaluation.evaluate import Evaluation  # imports torch
 
 _FAINT = 0.15  # opacity of items that are not highlighted
 
@@ -87,6 +89,24 @@ def session_chart(
     layers.append(point)
     chart = alt.layer(*layers).resolve_scale(color="shared", fill="independent")
     return finish(chart, title, label, HEIGHT, hidden=[], session="")
+
+
+def plot_sessions(evaluation: "Evaluation") -> Any:
+    """Error rate by session of the result of `evaluate`, with 95 % intervals, as an Altair chart."""
+    scores: dict[str, list[Score]] = {}
+    for result in evaluation.trials:
+        if result.score is not None:
+            scores.setdefault(result.trial.session, []).append(result.score)
+    if not scores:
+        split = evaluation.provenance.split
+        raise UserError(f"the {split} trials have no labels, so there are no error rates to plot")
+    rates = [
+        Rate(session, total(own).rate, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
+        for session, own in sorted(scores.items(), key=lambda item: session_order(item[0]))
+    ]
+    title, names = f"{evaluation.run.name}: error rate by session", short_session_names(list(scores))
+    overall = evaluation.metrics.per
+    return for_notebook(session_chart(rates, names, title=title, label=evaluation.summary(), overall=overall))
 
 
 def _names_axis(names: Sequence[str], padding: float) -> "alt.X":
@@ -165,72 +185,6 @@ def matrix_chart(
     return chart.add_params(alt.param(name=highlight, value="")) if highlight else chart
 
 
-def bar_chart(rows: Sequence[Row], *, title: str, label: str, key: str, kinds: Mapping[str, str]) -> Chart:
-    """Stacked rates by `key`; rows have the key, `kind`, `rate` and `text`, and `kinds` gives the colours."""
-    names = list(dict.fromkeys(row[key] for row in rows))
-    axis = alt.Axis(title=None, labelAngle=-90, labelFontSize=11, labelOverlap=True)
-    chart = (
-        alt.Chart(alt.Data(values=list(rows)))
-        .transform_filter("indexof(hidden, datum.kind) < 0")
-        .mark_bar()
-        .encode(
-            x=alt.X(f"{key}:N").scale(domain=names, padding=0.25).axis(axis),
-            y=ValueAxis(percent=True).encode("rate"),
-            color=colours_by("kind", kinds),
-            opacity=_highlight(key),
-            tooltip=tooltips((f"{key}:N", key), ("kind:N", "kind"), ("rate:Q", "rate", ".2%"), ("text:N", "count")),
-        )
-    )
-    return finish(chart, title, label, 200, **{"hidden": [], key: ""})
-
-
-def scatter_chart(
-    rows: Sequence[Row], *, title: str, x_title: str, colours: Mapping[str, str], rate_name: str
-) -> Chart:
-    """Points with `value`, `per`, `state`, `number` and `text`; text values are categories, wide ranges logarithmic."""
-    values = [row["value"] for row in rows]
-    numeric = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
-    wide = numeric and min(values) > 0 and max(values) / min(values) > 30
-    axis = alt.Axis(title=x_title, labelOverlap=True, tickCount=6)
-    if all(isinstance(v, int) for v in values):
-        axis.tickMinStep = 1
-    if wide and min(values) < 1e-3:
-        axis.format = "~e"
-    x = alt.X(f"value:{'Q' if numeric else 'N'}").axis(axis)
-    if numeric:
-        x = x.scale(type="log", padding=8) if wide else x.scale(zero=False, padding=8)
-    chart = (
-        alt.Chart(alt.Data(values=[row if numeric else {**row, "value": str(row["value"])} for row in rows]))
-        .transform_filter("indexof(hidden, datum.state) < 0")
-        .mark_circle(size=70, opacity=0.8)
-        .encode(
-            x=x,
-            y=ValueAxis(percent=True).encode("per"),
-            color=colours_by("state", colours),
-            tooltip=tooltips(
-                ("number:Q", "trial"), ("per:Q", rate_name, ".2%"), ("state:N", "state"), ("text:N", "settings")
-            ),
-        )
-    )
-    return finish(chart, title, title, HEIGHT, hidden=[])
-
-
-def image_chart(
-    values: np.ndarray, columns: Sequence[str], *, title: str, label: str, y_title: str, height: int
-) -> "alt.LayerChart":
-    """An array (rows, columns) of values from 0 to 1 as one image over named columns."""
-    n_rows = values.shape[0]
-    names = alt.Chart(alt.Data(values=[{"name": name} for name in columns])).mark_rect(opacity=0)
-    frame = names.encode(x=_names_axis(columns, padding=0), tooltip=tooltips(("name:N", "session")))
-    y_axis = alt.Axis(title=y_title, grid=False, tickCount=6, format="d")
-    y = alt.Y("row:Q").scale(domain=[0, n_rows], nice=False, reverse=True).axis(y_axis)
-    size: dict[str, Any] = {"width": alt.ExprRef("width"), "height": alt.ExprRef("height")}
-    data = alt.Data(values=[{"url": png(values), "row": 0}])
-    picture = alt.Chart(data).mark_image(aspect=False, align="left", baseline="top", smooth=False, **size)
-    picture = picture.encode(url="url:N", x=alt.value(0), y=y)
-    return finish(alt.layer(frame, picture), title, label, height)
-
-
 # --- differences ------------------------------------------------------------------------------------------
 
 
@@ -286,25 +240,3 @@ def _signed(value: float) -> str:
     shown = f"{value:.1f}".removesuffix(".0") if abs(value) >= 100 else f"{value:.1f}"
     shown = "0" if float(shown) == 0 else shown
     return (f"+{shown}" if value > 0 and shown != "0" else shown).replace("-", "−")
-
-
-def dot_chart(
-    groups: Sequence[tuple[str, Sequence[float]]], *, title: str, label: str, rate_name: str
-) -> "alt.LayerChart":
-    """Error rates: a dot for each run, a bar at the mean of its group."""
-    rows = [{"name": name, "rate": rounded(v)} for name, values in groups for v in values]
-    means = [{"name": name, "mean": sum(values) / len(values)} for name, values in groups]
-    y = alt.Y("name:N", sort=None).scale(domain=[name for name, _ in groups]).axis(
-        alt.Axis(title=None, grid=True, labelFontSize=13, labelLimit=150)
-    )  # fmt: skip
-    x = alt.X("rate:Q").scale(zero=True).axis(alt.Axis(title=rate_name, format="~%", tickCount=6))
-    dots = alt.Chart(alt.Data(values=rows)).mark_circle(size=75, opacity=0.75, color=colour("blue"))
-    bars = alt.Chart(alt.Data(values=means)).mark_tick(thickness=2.4, size=20, color=colour("ink"))
-    text = alt.Chart(alt.Data(values=means)).mark_text(dy=-15, fontSize=11.5, color=colour("ink"))
-    mean = alt.X("mean:Q")
-    layers: list[Chart] = [
-        dots.encode(x=x, y=y, tooltip=tooltips(("name:N", "run"), ("rate:Q", rate_name, ".2%"))),
-        bars.encode(x=mean, y=y, tooltip=tooltips(("name:N", "run"), ("mean:Q", f"mean {rate_name}", ".2%"))),
-        text.encode(x=mean, y=y, text=alt.Text("mean:Q", format=".1%")),
-    ]
-    return finish(alt.layer(*layers), title, label, 40 * len(groups) + 10)

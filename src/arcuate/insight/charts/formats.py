@@ -1,27 +1,12 @@
 """Number formats of the pages: percentages with one decimal, thousands separators, durations, tick labels."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+from arcuate.files import finite_number
+
 MISSING = "–"
 _SPLIT_NAMES = {"train": "training", "val": "validation", "dev": "development", "test": "test"}
-
-
-def finite_number(value: Any) -> float | None:
-    """Return a value as a float that can be drawn, or None for anything else a file may contain."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and abs(number) < 1e100 else None
-
-
-def finite_int(value: Any) -> int | None:
-    number = finite_number(value)
-    return None if number is None else int(number)
 
 
 def percent(rate: Any, digits: int = 1) -> str:
