@@ -544,12 +544,11 @@ def test_the_confidence_of_words_is_shown_and_damaged_values_are_not(tmp_path: P
         "risk_coverage": [[0.5, 0.0], [1.0, 0.2]],
     }
     measured = {"words": words, "accepted_share": 0.7, "accepted_accuracy": 0.957, "target_accuracy": 0.95}
-    write_json(file, summary | {"confidence": measured, "rate": {"words_per_minute": 61.7, "bits_per_second": 14.43}})
+    write_json(file, summary | {"confidence": measured, "words_per_minute": 61.7})
     page = write_report(run).read_text("utf-8")
     assert "by 2.1\u202f% on average (ECE)" in page and "95.7\u202f% of these are correct" in page
     assert "Accuracy of words by confidence" in page
     assert '<p class="name">Words per minute</p><p class="value">62</p>' in page
-    assert "14.4 bits per second from words" in page
     for damaged in (
         "text",
         {"words": 3},
