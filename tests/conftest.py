@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from support.cases import USUAL, cases, set_cases
 
+THOROUGH = Path(__file__).with_name("thorough")  # all tests in this folder are marked so
 SHARED = Path(__file__).parents[2] / "shared"
 
 
@@ -32,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if THOROUGH in item.path.parents:
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_collection_finish() -> None:

@@ -47,6 +47,7 @@ def character_run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder / "run"
 
 
+@pytest.mark.thorough
 def test_the_model_has_the_alphabet_of_its_store(character_run: Path) -> None:
     assert load_model(character_run / "checkpoints" / "best").config.classes == CHARACTERS
 

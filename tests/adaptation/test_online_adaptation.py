@@ -507,6 +507,7 @@ def confident_frames(*phonemes: str) -> np.ndarray:
     return np.log(frames / frames.sum(1, keepdims=True)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_frames", [1, 1000])
 def test_words_are_labelled_with_pronunciations_of_the_lexicon(n_frames: int) -> None:
     """In English "b" is pronounced B IY; this lexicon has another pronunciation."""
@@ -523,6 +524,7 @@ def test_homographs_are_pronounced_in_context() -> None:
     assert " ".join(word_phonemes(search, ["use"])) == "Y UW S SIL"
 
 
+@pytest.mark.thorough
 def test_evaluate_with_pseudo_labels_from_a_language_model(new_days: Path, tmp_path: Path) -> None:
     lexicon, lm = write_words(tmp_path)
     options = ("--data", new_days / "store", "--session", DRIFTED, "--set", "lr=0.01", "--set", "copies=4")

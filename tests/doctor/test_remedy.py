@@ -104,6 +104,7 @@ def test_remedies_of_runs_of_earlier_versions_can_be_written(tmp_path: Path) -> 
     assert load_recipe(out).optimizer.eps == 1e-8
 
 
+@pytest.mark.thorough
 def test_remedy_is_trained_beside_the_run_and_compared(tmp_path: Path, cohort_store: Path) -> None:
     run = train("tiny", cohort_store, tmp_path / "run", overrides={**SMALL, "optimizer.eps": 0.1})
     remedy = diagnose(run.path).fix()

@@ -296,6 +296,7 @@ def test_malformed_frame_files_are_rejected(tmp_path: Path) -> None:
             read_frames(tmp_path / name)
 
 
+@pytest.mark.thorough
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "mbr_wer", "packaged"),

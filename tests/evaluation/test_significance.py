@@ -14,6 +14,7 @@ def results(seed: int, rates: list[float], n_runs: int, seed_sd: float = 0.0) ->
     return calibration.results(np.random.default_rng(seed), rates, n_runs, seed_sd)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("n_runs", "seed_sd", "by_session"),
     [(1, 0.0, False), (3, 0.0, False), (3, 0.15, False), (3, 0.6, False), (5, 0.15, False), (3, 0.15, True)],

@@ -218,6 +218,7 @@ def command(store: Path, out: Path, *more: str) -> list[str]:
     return [str(word) for word in given]
 
 
+@pytest.mark.thorough
 def test_ablate_command_resumes(tmp_path: Path, cohort_store: Path) -> None:
     out = tmp_path / "out"
     arguments = command(cohort_store, out, *FEW)

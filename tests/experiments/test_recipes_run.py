@@ -73,6 +73,7 @@ def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_
     assert train(name, cohort_store, tmp_path / "run", overrides=small).steps == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layers", [True, False])
 @pytest.mark.parametrize("name", ["b2t25-gru", "b2t24-gru", "b2t24-transformer", "mode-ssm", "mode-ssm-small"])
 def test_recipes_step_in_mixed_precision(

@@ -146,6 +146,7 @@ def test_workers_without_a_shared_folder_share_a_study(plan: SweepPlan, tmp_path
     assert [t.state for t in summarise_study(plan.out, study).trials] == ["complete", "complete"]
 
 
+@pytest.mark.thorough
 def test_a_worker_without_heartbeats_loses_its_trial_to_another(plan: SweepPlan, messages: list[str]) -> None:
     shared, study = open_study(plan)
     lost = claim_trial(plan, shared, study)
@@ -269,6 +270,3 @@ def test_an_interrupted_trial_continues_in_its_folder(cohort_store: Path, tmp_pa
     result = summarise_study(plan.out, study)
     assert [(t.state, Path(t.run).name) for t in result.trials] == [("fail", "trial-0000"), ("complete", "trial-0000")]
     assert "resuming after step" in (plan.out / "trial-0000.log").read_text()
-
-
-# The gRPC proxy

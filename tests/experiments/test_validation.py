@@ -158,6 +158,7 @@ def test_plateaus_and_patience_follow_the_selecting_rate(cohort_store: Path, tmp
 BOTH = ["transducer.enabled=true", "transducer.width=8"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("overrides", "heads"),
     [

@@ -262,6 +262,7 @@ def wait_until_up(page_address: str) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_board_in_a_browser(folder: Path, browser: Any) -> None:
     hostile = folder / "<b>bold"
     shutil.copytree(folder / "first", hostile)

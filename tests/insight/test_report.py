@@ -338,7 +338,6 @@ def test_unevaluated_run_shows_curves_and_the_next_command(tmp_path: Path) -> No
     assert "Best error rate in the log" in page
 
 
-@pytest.mark.usefixtures("drawings")
 @pytest.mark.parametrize(
     "shape",
     [

@@ -192,6 +192,7 @@ HALF_REQUESTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sent", HALF_REQUESTS.values(), ids=HALF_REQUESTS)
 def test_half_open_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(web, "_REQUEST_S", 0.5)

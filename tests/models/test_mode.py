@@ -116,6 +116,7 @@ def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_simulated_modes_are_inferred_without_labels(tmp_path: Path) -> None:
     """At the difficulty of real recordings: per block for training trials, per trial for others."""
     from arcuate.data.prepare import prepare

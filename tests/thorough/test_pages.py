@@ -58,7 +58,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, prepared: Callable[..., Path]) -> None:
     text = page.read_text("utf-8")

@@ -13,8 +13,6 @@ from support.cases import cases
 from support.faults import Fault
 from support.workspace import COMMANDS, Bench, make_workspace
 
-pytestmark = pytest.mark.thorough
-
 EXTRAS = {"export": "onnxruntime", "live": "uvicorn", "sweep": "optuna"}  # packages that a command needs
 TRIED = [name for name in COMMANDS if name not in EXTRAS or find_spec(EXTRAS[name]) is not None]
 UNSLOWED = [name for name in TRIED if not COMMANDS[name].slow]

@@ -9,8 +9,6 @@ from support.cases import cases
 from support.kill_checks import assert_kills_leave_no_trace
 from support.killing import train_and_kill
 
-pytestmark = pytest.mark.thorough
-
 SMALL = [
     "tiny",
     *(

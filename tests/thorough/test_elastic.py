@@ -15,8 +15,6 @@ import pytest
 from support.forking import PROGRAM, forking_environment
 from support.slurm import free_ports
 
-pytestmark = pytest.mark.thorough
-
 SETTINGS = [
     *("train.steps=60", "train.log_every=5", "train.validate_every=20", "train.checkpoint_every=10"),
     *("encoder.width=16", "encoder.depth=1", "data.batching.batch_size=4", "data.workers=0"),

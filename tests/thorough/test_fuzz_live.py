@@ -38,8 +38,6 @@ from support.live_parts import bins, small_decoder
 from support.live_serving import SEARCH, Served, decoder, serving
 from support.live_sources import SessionRunner, wait_for
 
-pytestmark = pytest.mark.thorough
-
 LIMITS = Limits(messages_per_s=1e5, commands_per_s=1e4, message_bytes=20_000)
 SETTINGS = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
 MARK = {"type": "mark", "trial": "t15/val/0001", "session": "day1", "reference": "the sea – naïve"}

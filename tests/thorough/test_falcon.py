@@ -13,8 +13,6 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.train import train
 from arcuate.live.falcon import choose_session, evaluate_falcon, falcon_text, make_falcon_decoder
 
-pytestmark = pytest.mark.thorough
-
 pytest.importorskip("pynwb", reason="pynwb is not installed")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.thorough
-
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
 SMALLER = {
     r"\bSTEPS = 400\b": "STEPS = 12",

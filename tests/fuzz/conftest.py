@@ -1,5 +1,0 @@
-"""Fixtures of the fuzzing of live sources: a Redis server and a Lab Streaming Layer confined to this machine."""
-
-from support.live_sources import lsl, redis_url
-
-__all__ = ["lsl", "redis_url"]
