@@ -507,7 +507,6 @@ def confident_frames(*phonemes: str) -> np.ndarray:
     return np.log(frames / frames.sum(1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("n_frames", [1, 1000])
 def test_words_are_labelled_with_pronunciations_of_the_lexicon(n_frames: int) -> None:
     """In English "b" is pronounced B IY; this lexicon has another pronunciation."""

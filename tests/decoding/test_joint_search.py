@@ -29,7 +29,6 @@ def enumerate_paths(tokens: tuple[int, ...], log_probs: np.ndarray) -> float:
     return float(total)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [(), (1,), (1, 1), (1, 2), (2, 2, 1), (1, 2, 1, 2)])
 @pytest.mark.parametrize("appended_at", [0, 2, 5])
 def test_ctc_score_is_exact_whenever_a_token_is_appended(tokens: tuple[int, ...], appended_at: int) -> None:
