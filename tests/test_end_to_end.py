@@ -12,7 +12,7 @@ import arcuate as package
 from arcuate.data.store import Store
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 FEW = ["train.steps=30", "train.validate_every=10", "train.log_every=5", "train.checkpoint_every=10"]
 

@@ -23,8 +23,9 @@ from arcuate.models.config import ModelConfig, Patch
 from arcuate.models.io import load_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, UNLABELLED
-from support.forking import arcuate, start
+from support.forking import start
 
 FEW = ("--set", "steps=60", "--set", "lr=0.02")
 

@@ -26,8 +26,8 @@ from arcuate.data.store import Store
 from arcuate.data.trial import ElectrodeArray, Feature, list_arrays
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
-from support.forking import arcuate
 from support.pages import check_page
 
 

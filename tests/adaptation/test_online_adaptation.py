@@ -58,8 +58,8 @@ from arcuate.models.io import load_model
 from arcuate.models.model import add_session, copy_session_layer, single_session_model
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME, SECOND, speak
-from support.forking import arcuate
 from support.live_parts import small_ngram, small_search, write_words
 from support.recordings import FakeTrial, write_hdf5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.cli import NO_TORCH, assert_refused, one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 __all__ = ["NO_TORCH", "arcuate", "assert_refused", "one_object"]
 
@@ -20,15 +20,11 @@ def test_help_lists_the_commands_in_workflow_order() -> None:
     assert places == sorted(places)
 
 
-def test_fresh_and_forked_processes_print_the_same() -> None:
+def test_a_process_of_its_own_prints_the_same() -> None:
     for arguments in (["recipes", "list"], ["train", "tiny", "--data", "nowhere", "--run", "r"]):
         fresh = subprocess.run([sys.executable, "-m", "arcuate", *arguments], capture_output=True, text=True)
-        forked = arcuate(*arguments)
-        assert (fresh.returncode, fresh.stdout, fresh.stderr) == (
-            forked.returncode,
-            forked.stdout,
-            forked.stderr,
-        )
+        here = arcuate(*arguments)
+        assert (fresh.returncode, fresh.stdout, fresh.stderr) == (here.returncode, here.stdout, here.stderr)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes", "list"], ["train", "--help"]])

@@ -12,7 +12,7 @@ from arcuate.config import to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, official_ancestor
 from support.cli import assert_refused
-from support.forking import arcuate
+from support.command import arcuate
 
 COMMAND = [sys.executable, "-m", "arcuate"]
 

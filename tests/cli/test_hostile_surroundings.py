@@ -32,8 +32,8 @@ from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
 from arcuate.models.io import load_model
 from support.cli import assert_refused
+from support.command import arcuate
 from support.fabricate_runs import make_run
-from support.forking import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 GOLDEN = Path(__file__).parents[1] / "golden"

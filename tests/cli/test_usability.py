@@ -20,7 +20,7 @@ from arcuate.evaluation.trials import PhonemeMetrics
 from arcuate.experiments.recipe import compare_recipes, load_recipe, recipe_names, setting_for
 from arcuate.experiments.train import train, worker_count
 from arcuate.run import Run
-from support.forking import arcuate
+from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 COMPLETE = """

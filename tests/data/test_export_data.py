@@ -17,7 +17,7 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.cli import assert_refused
-from support.forking import arcuate
+from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 pytest.importorskip("pynwb", reason="pynwb is not installed")

@@ -15,7 +15,7 @@ from arcuate.data.prepare import inspect_source, prepare, prepare_store
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
 SESSION = "t15.2023.08.11"

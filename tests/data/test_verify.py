@@ -7,7 +7,7 @@ import pytest
 from arcuate.data import verify as module
 from arcuate.data.verify import RELEASES, verify
 from arcuate.errors import UserError
-from support.forking import arcuate
+from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 

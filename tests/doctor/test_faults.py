@@ -9,7 +9,7 @@ import pytest
 
 from arcuate.doctor import diagnose
 from support.cli import one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 SHORT = [
     *("train.steps=80", "train.validate_every=8", "train.log_every=4", "train.checkpoint_every=40"),

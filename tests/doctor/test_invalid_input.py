@@ -15,8 +15,8 @@ from arcuate.files import to_json_line
 from arcuate.insight.charts.images import png
 from support.cases import cases
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.doctor_logs import falling, log, write_jsonl
-from support.forking import arcuate
 from support.pages import check_page
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))

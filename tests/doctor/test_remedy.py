@@ -16,8 +16,8 @@ from arcuate.experiments.recipe import diff_recipes, load_recipe
 from arcuate.experiments.train import train
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.fabricate_runs import make_run, stuck_run
-from support.forking import arcuate
 
 EXPLODING = Path(__file__).parents[2] / "examples" / "exploding-run.log"
 SMALL = {"encoder.width": 16, "encoder.depth": 1, "train.steps": 12, "train.log_every": 1, "train.validate_every": 2}

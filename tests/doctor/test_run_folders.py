@@ -14,9 +14,9 @@ from arcuate.doctor.rules import Finding
 from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.runs import read_entry
 from support.cli import assert_refused
+from support.command import arcuate
 from support.doctor_logs import falling, log
 from support.fabricate_runs import make_run
-from support.forking import arcuate
 
 MASKED = {"augment.time_masks.n_masks": 20, "augment.time_masks.max_fraction": 0.075}
 

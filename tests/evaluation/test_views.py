@@ -19,8 +19,8 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.run import find_checkpoint
 from support.cli import assert_refused
+from support.command import arcuate
 from support.devices import DeviceTensor
-from support.forking import arcuate
 
 
 @pytest.fixture(scope="module")

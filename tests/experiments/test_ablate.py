@@ -25,8 +25,9 @@ from arcuate.experiments.ablation import (
 )
 from arcuate.insight.ablation import AblationResult, ablation_page, judge_ablation, report_ablation
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.fabricate_runs import make_run, write_val
-from support.forking import arcuate, start
+from support.forking import start
 from support.pages import check_page
 
 FACTORS = [

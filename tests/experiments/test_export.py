@@ -27,7 +27,7 @@ from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, build_on_meta
 from arcuate.runtime import Decoder
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WORDS = {"lm": str(GOLDEN / "words.alm"), "lexicon": str(GOLDEN / "lexicon.txt")}

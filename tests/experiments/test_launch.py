@@ -12,7 +12,7 @@ import pytest
 
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
-from support.forking import arcuate
+from support.command import arcuate
 from support.slurm import ask, miniature, missing_programs, state_of, wait_for
 
 pytest.importorskip("submitit", reason="submitit is not installed")

@@ -19,7 +19,7 @@ from arcuate.experiments.recipe import (
 )
 from arcuate.training.step_size import coupling_warnings
 from support.cli import one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 
 def warnings(name: str, *overrides: str) -> list[str]:

@@ -12,7 +12,7 @@ from arcuate.models.model import count_parameters
 from arcuate.run import Run
 from arcuate.training import environment
 from support.cli import one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 OFFICIAL = {
     "b2t25-gru": ("b2t25", 256),

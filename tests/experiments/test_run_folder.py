@@ -16,7 +16,7 @@ from arcuate.experiments.subprocess_train import check_new_folder
 from arcuate.files import append_jsonl, read_jsonl
 from arcuate.run import Run, check_run_folder, create_run, is_untouched, lock_run
 from support.cli import assert_refused
-from support.forking import arcuate
+from support.command import arcuate
 
 TINY = load_recipe("tiny")
 HOLDER = """

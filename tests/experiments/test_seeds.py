@@ -17,7 +17,7 @@ from arcuate.experiments.train import TrainResult, train
 from arcuate.run import Run, open_run
 from arcuate.training.callbacks import Callback
 from support.cli import one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 SMALL = (
     *("encoder.width=16", "train.steps=4", "train.log_every=2", "train.validate_every=2"),

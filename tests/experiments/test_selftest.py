@@ -17,7 +17,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.selftest import Check, selftest
 from arcuate.models.config import ModelConfig
 from support.cli import one_object
-from support.forking import arcuate
+from support.command import arcuate
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *groups: module.Group) -> None:

@@ -16,7 +16,8 @@ from arcuate.config import to_yaml_line
 from arcuate.errors import UserError
 from arcuate.training.callbacks import Stop
 from support.cli import assert_refused, one_object
-from support.forking import arcuate, start
+from support.command import arcuate
+from support.forking import start
 
 pytest.importorskip("optuna", reason="Optuna is not installed")
 

@@ -16,7 +16,8 @@ import pytest
 from arcuate.errors import UserError, has_password, without_password
 from support.cases import cases
 from support.cli import assert_refused, one_object
-from support.forking import arcuate, start
+from support.command import arcuate
+from support.forking import start
 from support.postgres import PASSWORD, find_programs, server
 
 pytest.importorskip("optuna", reason="Optuna is not installed")

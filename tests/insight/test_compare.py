@@ -10,8 +10,8 @@ from arcuate.files import read_json, read_jsonl, write_json, write_jsonl
 from arcuate.insight.comparison import compare, comparison_page
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.fabricate_runs import make_run, write_val
-from support.forking import arcuate
 from support.pages import check_page
 
 

@@ -14,8 +14,8 @@ from arcuate.insight.ledger import escape_markdown, ledger_page, write_ledger
 from arcuate.insight.runs import find_runs, list_runs
 from arcuate.run import Run, open_run
 from support.cli import NO_TORCH, assert_refused
+from support.command import arcuate
 from support.fabricate_runs import make_run, write_val, write_words
-from support.forking import arcuate
 
 
 def rows_of(folder: Path) -> dict[str, dict]:

@@ -13,7 +13,8 @@ from arcuate.cli import app
 from arcuate.errors import UserError
 from support.backoff import SMALL, write_arpa_text
 from support.cli import NO_TORCH, assert_refused, one_object
-from support.forking import arcuate, start
+from support.command import arcuate
+from support.forking import start
 
 LMPLZ = Path(__file__).parent / "lmplz"
 

@@ -30,8 +30,8 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model, build_on_meta
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
+from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
-from support.forking import arcuate
 from support.live_parts import small_search
 from support.live_sources import wait_for
 

@@ -24,7 +24,8 @@ from arcuate.evaluation.causal import load_causal
 from arcuate.live.engine import Rescorer
 from arcuate.live.input import Mark
 from arcuate.models.io import save_model
-from support.forking import arcuate, start
+from support.command import arcuate
+from support.forking import start
 from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
 

@@ -15,7 +15,7 @@ from arcuate.data.store import Store
 from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.input import End, Mark
 from arcuate.models.io import save_model
-from support.forking import arcuate
+from support.command import arcuate
 from support.live_parts import SEARCH_SETTINGS, bins, small_model, write_words
 from support.live_sources import wait_for
 from support.workspace import RIG

@@ -1,9 +1,10 @@
 """Helpers of the cli tests."""
 
 import json
-import subprocess
 
 import pytest
+
+from support.command import Done
 
 
 def one_object(text: str) -> dict:
@@ -12,7 +13,7 @@ def one_object(text: str) -> dict:
     return json.loads(lines[0], parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(done: Done, *words: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

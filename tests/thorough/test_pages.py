@@ -22,7 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from support.forking import PROGRAM, arcuate, forking_environment, start
+from support.command import arcuate
+from support.forking import PROGRAM, forking_environment, start
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,8 @@ import pytest
 
 from support.cases import cases
 from support.cli import assert_refused, one_object
-from support.forking import PROGRAM, arcuate, forking_environment, start
+from support.command import arcuate
+from support.forking import PROGRAM, forking_environment, start
 
 SETTINGS = [
     "train.steps=36",
@@ -145,8 +145,12 @@ def test_full_disk_keeps_earlier_checkpoints(uninterrupted: Path, cohort_store: 
         path = run / "checkpoints" / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and "checkpoints" in p.parts}
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, 50_000))
-    done = arcuate(*command(cohort_store, run, "--resume"), preexec_fn=limit)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        done = arcuate(*command(cohort_store, run, "--resume"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_refused(done, "too large", "checkpoints")
     assert {p: p.read_bytes() for p in before} == before
     train(cohort_store, run, "--resume")

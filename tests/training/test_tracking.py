@@ -22,7 +22,8 @@ from arcuate.training import tracking
 from arcuate.training.callbacks import CallbackList
 from arcuate.training.tracking import Tracker, check_trackers, make_trackers, to_scalars
 from support.cli import assert_refused
-from support.forking import arcuate, start
+from support.command import arcuate
+from support.forking import start
 
 TRAIN_ROW = {
     "step": 5,
