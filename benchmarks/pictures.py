@@ -2,7 +2,7 @@
 
 python benchmarks/pictures.py --run runs/demo --out docs/images
 
-report, trial and live need the demo run, guard, new-days, ablation and latency the folders of their experiments
+report, trial and live need the demo run, new-days and ablation the folders of their experiments
 (docs/findings.md); pictures whose folder is missing are left as they are. The others are made from
 simulated data.
 """
@@ -23,7 +23,6 @@ from typing import Any
 
 import arcuate
 from arcuate.files import read_json
-from arcuate.run import Run
 
 WIDTH = 1280
 ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -127,17 +126,6 @@ def board(_: Path, out: Path) -> None:
         thread.join()
 
 
-def mode_ssm(_: Path, out: Path) -> None:
-    (out / "mode-ssm.svg").write_text(import_module("mode_ssm_picture").draw(), encoding="utf-8")
-
-
-def guard(_: Path, out: Path, folder: Path = Path("runs/guard")) -> None:
-    experiment = import_module("guard_experiment")
-    runs = {arm: Run(folder / arm.name) for arm in experiment.ARMS}
-    _require(*(run.metrics_file for run in runs.values()))
-    experiment.draw(runs, out / "guard.svg")
-
-
 def new_days(_: Path, out: Path, folder: Path = Path("runs/new-days")) -> None:
     results = folder / "new_days.gru.json"
     _require(results)
@@ -153,12 +141,6 @@ def ablation(_: Path, out: Path, folder: Path = Path("runs/ablation")) -> None:
     shutil.copyfile(folder / "effects.svg", out / "ablation.svg")
 
 
-def latency(_: Path, out: Path, folder: Path = Path("runs/latency")) -> None:
-    _require(folder / "results.jsonl")
-    experiment = import_module("latency")
-    (out / "latency.svg").write_text(experiment.draw(experiment.read_results(folder)), encoding="utf-8")
-
-
 def live(run: Path, out: Path) -> None:
     """The live page, light, dark and on a phone."""
     script = Path(__file__).with_name("live_pictures.py")
@@ -172,8 +154,8 @@ def _require(*files: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path, Path], None]] = {
-    "report": report, "trial": trial, "drift": drift, "doctor": doctor, "board": board, "mode-ssm": mode_ssm,
-    "guard": guard, "new-days": new_days, "ablation": ablation, "latency": latency, "live": live,
+    "report": report, "trial": trial, "drift": drift, "doctor": doctor, "board": board,
+    "new-days": new_days, "ablation": ablation, "live": live,
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Peak memory of each command at the size of the '25 release: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB.
 
-    python benchmarks/full_cohort_memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder FOLDER]
+    python benchmarks/memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder FOLDER]
 
 Fabricates the recordings, runs `arcuate prepare` and `arcuate train b2t25-gru` (official batch of 64) on them in fresh
 processes, and prints the peak resident memory and the seconds of each. Needs 40 GB of disk; removes what it wrote.
@@ -15,7 +15,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from prepare_memory import make_b2t25
+import h5py
+import numpy as np
+
+N_BINS = 900  # of 20 ms
+
+
+def make_b2t25(root: Path, n_sessions: int, n_trials: int) -> None:
+    rng = np.random.default_rng(0)
+    for s in range(n_sessions):
+        path = root / f"t15.2023.{1 + s // 28:02d}.{1 + s % 28:02d}" / "data_train.hdf5"
+        path.parent.mkdir(parents=True)
+        with h5py.File(path, "w") as file:
+            for i in range(n_trials):
+                group = file.create_group(f"trial_{i:04d}")
+                group["input_features"] = rng.standard_normal((N_BINS, 512), dtype=np.float32)
+                group["seq_class_ids"] = np.pad(np.arange(1, 31, dtype=np.int32), (0, 470))
+                group.attrs.update(n_time_steps=N_BINS, seq_len=30, block_num=i // 40, sentence_label="Bring it.")
 
 
 def run(*arguments: str) -> None:
