@@ -63,28 +63,6 @@ def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context:
 
 
 @needs_llm
-@pytest.mark.parametrize("context", [None, "a b c. d"])
-def test_prefix_scores_add_up_to_those_of_sentences(small_model: Path, context: str | None) -> None:
-    """Whichever prefixes were scored before, in whatever order and batches."""
-    from arcuate.evaluation.causal import CausalPrefixScorer, as_sentence, load_causal, score_sentences
-
-    lm = load_causal(small_model, context=context)
-    scorer, sentences = CausalPrefixScorer(lm), [tuple(text.split()) for text in TEXTS]
-    expected = score_sentences(lm, TEXTS)
-    scores = scorer.start()
-    assert scorer.sentences(scores, sentences) == pytest.approx(expected, abs=1e-4)
-    for prefixes in ([("a", "b")], [("a",), ("d", "c"), ("a", "b", "c", "d")], [("a", "a", "b", "b"), ("a", "b")]):
-        earlier, scores = scores, scorer.extend(scores, prefixes)
-        assert scorer.sentences(scores, sentences) == pytest.approx(expected, abs=1e-4)
-        assert all(scorer.log_prob(earlier, p) is None or p in earlier for p in prefixes)  # states are values
-        for prefix in prefixes:
-            text = as_sentence(" ".join(prefix))[:-1]
-            alone = score_sentences(lm, [text], style="plain")[0]
-            assert scorer.log_prob(scores, prefix) == pytest.approx(alone, abs=1e-4)
-    assert scorer.log_prob(scores, ("b",)) is None
-
-
-@needs_llm
 def test_context_changes_scores_and_empty_texts_score_zero(small_model: Path) -> None:
     from arcuate.evaluation.causal import load_causal, score_sentences
 

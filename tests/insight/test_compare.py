@@ -145,8 +145,6 @@ def test_notes_on_selection_and_search(tmp_path: Path) -> None:
     write_json(file, read_json(file) | {"search": "beam"})
     notes = " ".join(compare(*runs).notes)
     assert "different searches (beam, greedy)" in notes and "selected on val" in notes
-    write_json(file, read_json(file) | {"search": "greedy", "views": 4})
-    assert "different searches (greedy, greedy over 4 averaged views)" in " ".join(compare(*runs).notes)
 
 
 def test_page_is_valid_and_escaped(tmp_path: Path) -> None:

@@ -231,8 +231,3 @@ Adapt = Annotated[
 AdaptSetting = Annotated[
     list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
 ]
-Views = Annotated[
-    int,
-    typer.Option("--views", min=1, max=64, help="Test-time augmentation: noisy copies of the input to average over."),
-]
-ViewNoise = Annotated[float, typer.Option("--view-noise", min=0.0, max=10.0, help="With --views: SD of the noise.")]

@@ -17,8 +17,6 @@ from arcuate.cli.app import (
     NoWords,
     ReplayedStore,
     SessionName,
-    ViewNoise,
-    Views,
     WeightsFile,
     app,
 )
@@ -46,8 +44,6 @@ def bench_live(
     session: SessionName = None,
     adapt: Adapt = None,
     setting: AdaptSetting = None,
-    views: Views = 1,
-    view_noise: ViewNoise = 0.2,
     as_json: Json = False,
 ) -> None:
     """Measure the delay from the last bin of each frame to its text, in a real-time replay on one thread."""
@@ -68,8 +64,6 @@ def bench_live(
             session=session,
             adapt=adapt,
             adapt_settings=setting,
-            views=views,
-            view_noise=view_noise,
             progress=report,
         )
     emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)

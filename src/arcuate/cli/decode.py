@@ -53,15 +53,6 @@ def decode(
     split: SplitName = "val",
     data: MovedStore = None,
     head: Head = None,
-    llm: Annotated[
-        Path | None, typer.Option(help="Causal language model that scores the beam: a folder or a .gguf file.")
-    ] = None,
-    llm_every: Annotated[
-        int, typer.Option(min=1, max=100, help="With --llm: number of words between scorings of the beam.")
-    ] = 2,
-    alpha: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --llm: its weight in the language-model score.")
-    ] = 0.5,
     reject_below: Annotated[
         float | None,
         typer.Option(
@@ -101,9 +92,6 @@ def decode(
             words=word or (),
             data=data,
             head=head,
-            llm=llm,
-            llm_every=llm_every,
-            alpha=alpha,
             reject_below=reject_below,
             checkpoint=checkpoint,
             progress=report,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arcuate.cli.app import SPLITS, AdaptSetting, Json, ViewNoise, Views, app, complete_from, complete_method
+from arcuate.cli.app import SPLITS, AdaptSetting, Json, app, complete_from, complete_method
 from arcuate.cli.console import emit_json, out, percent, print_table, progress, say
 from arcuate.errors import UserError
 
@@ -43,8 +43,6 @@ def evaluate(
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="With --adapt: only these sessions.")] = None,
     setting: AdaptSetting = None,
-    views: Views = 1,
-    view_noise: ViewNoise = 0.2,
     confidence: Annotated[
         bool, typer.Option("--confidence", help="Decode to words and measure the calibration of their confidences.")
     ] = False,
@@ -67,7 +65,7 @@ def evaluate(
         "head": head,
         "scores": scores,
     }
-    others = adapt is not None or session or setting or label or scores or search or beam or views > 1 or head != "ctc"
+    others = adapt is not None or session or setting or label or scores or search or beam or head != "ctc"
     if confidence:
         if others:
             raise UserError("--confidence accepts only --split, --data, --checkpoint, --lm, --lexicon and --config")
@@ -75,9 +73,6 @@ def evaluate(
         return
     if adapt is not None:
         from arcuate.adaptation.evaluate import evaluate_adaptation
-        from arcuate.evaluation.evaluate import check_views
-
-        check_views(views, head, adapts=True)
 
         words: dict[str, Any] = {"lm": lm, "lexicon": lexicon, "decoding": config}
         with progress("checking trials") as report:
@@ -93,7 +88,7 @@ def evaluate(
     from arcuate.evaluation.evaluate import evaluate as evaluate_run
 
     with progress("checking trials") as report:
-        evaluation = evaluate_run(run, **options, views=views, view_noise=view_noise, progress=report)
+        evaluation = evaluate_run(run, **options, progress=report)
     emit_json(evaluation.to_dict()) if as_json else print_evaluation(evaluation)
 
 

@@ -16,8 +16,6 @@ from arcuate.cli.app import (
     NoWords,
     ReplayedStore,
     SessionName,
-    ViewNoise,
-    Views,
     WeightsFile,
     app,
     complete_from,
@@ -99,8 +97,6 @@ def live(
     ] = "redis://127.0.0.1:6379",
     adapt: Adapt = None,
     setting: AdaptSetting = None,
-    views: Views = 1,
-    view_noise: ViewNoise = 0.2,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
     from arcuate.live.serve import prepare_server
@@ -135,8 +131,6 @@ def live(
             redis=redis,
             adapt=adapt,
             adapt_settings=setting,
-            views=views,
-            view_noise=view_noise,
             progress=report,
         )
     server.run()

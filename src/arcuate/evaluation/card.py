@@ -240,8 +240,6 @@ def _read_results(facts: _Facts) -> Iterator[_Result]:
             method = (
                 f"words, language model {_plain(Path(str(lm)).name)}" if label == WORDS_LABEL else f"{search} search"
             )
-            if values.get("views") is not None:
-                method += f" of {values['views']} averaged views"
             yield _Result(
                 split=_plain(split),
                 label="" if label == WORDS_LABEL else _plain(label),

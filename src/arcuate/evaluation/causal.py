@@ -7,8 +7,8 @@ import copy
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -155,126 +155,6 @@ def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         batch.append(i)
     if batch:
         yield batch
-
-
-@dataclass(frozen=True, eq=False)
-class _ScoredPrefix:
-    """The first words of a sentence: tokens, score, and the state of the model after them."""
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    next_log_probs: Tensor  # (V,) of the next token
-    layers: tuple[tuple[Tensor, Tensor], ...]  # keys and values (heads, tokens, dim) of each layer
-
-
-PrefixScores = Mapping[tuple[str, ...], _ScoredPrefix]
-
-
-@dataclass(frozen=True, eq=False)
-class CausalPrefixScorer:
-    """Scores of growing hypotheses for the delayed fusion of the word search (`PrefixScorer`).
-
-    A new prefix reuses the cached keys and values of its longest scored prefix, so only the remaining tokens pass
-    through the model. Texts have the form that `score_sentences` uses, which gives the same scores up to rounding.
-    """
-
-    lm: CausalModel
-    _context: "_Prefix" = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_context", _encode_prefix(self.lm))
-
-    def start(self) -> PrefixScores:
-        context = self._context
-        empty = tuple((keys[0, :, :0], values[0, :, :0]) for keys, values in _cache_layers(context.cache))
-        return {(): _ScoredPrefix((), 0.0, context.log_probs, empty)}
-
-    def extend(self, scores: PrefixScores, prefixes: Sequence[tuple[str, ...]]) -> PrefixScores:
-        """Scores with further prefixes."""
-        new = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in scores]
-        texts = [as_sentence(" ".join(prefix))[:-1] for prefix in new]  # without the full stop
-        return {**scores, **dict(zip(new, self._score(scores, new, texts), strict=True))}
-
-    def log_prob(self, scores: PrefixScores, prefix: tuple[str, ...]) -> float | None:
-        return scores[prefix].log_prob if prefix in scores else None
-
-    def sentences(self, scores: PrefixScores, sentences: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Scores of complete sentences. (n,)"""
-        texts = [as_sentence(" ".join(words)) for words in sentences]
-        return np.array([found.log_prob for found in self._score(scores, sentences, texts)])
-
-    def _score(
-        self, scores: PrefixScores, prefixes: Sequence[tuple[str, ...]], texts: Sequence[str]
-    ) -> list[_ScoredPrefix]:
-        tokens = [tuple(self.lm.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        _check_lengths(self.lm, tokens, texts)
-        parents = [self._parent(scores, *pair) for pair in zip(prefixes, tokens, strict=True)]
-        by_length: dict[int, list[int]] = {}  # parents of one length need no padding
-        for i, parent in enumerate(parents):
-            by_length.setdefault(len(parent.tokens), []).append(i)
-        found: dict[int, _ScoredPrefix] = {}
-        for chosen in by_length.values():
-            continued = _continue(self.lm, self._context, [parents[i] for i in chosen], [tokens[i] for i in chosen])
-            found.update(zip(chosen, continued, strict=True))
-        return [found[i] for i in range(len(prefixes))]
-
-    @staticmethod
-    def _parent(scores: PrefixScores, words: tuple[str, ...], tokens: tuple[int, ...]) -> _ScoredPrefix:
-        """The longest scored prefix of these words whose tokens are a prefix of `tokens`."""
-        for n in range(len(words), -1, -1):
-            known = scores.get(words[:n])
-            if known is not None and len(known.tokens) < len(tokens) and tokens[: len(known.tokens)] == known.tokens:
-                return known
-        return scores[()]
-
-
-def _cache_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values (B, heads, tokens, dim) of each layer of a transformers cache."""
-    if hasattr(cache, "layers"):
-        return [(layer.keys, layer.values) for layer in cache.layers]
-    return list(zip(cache.key_cache, cache.value_cache, strict=True))
-
-
-@torch.inference_mode()
-def _continue(
-    lm: CausalModel, context: "_Prefix", parents: Sequence[_ScoredPrefix], tokens: Sequence[tuple[int, ...]]
-) -> list[_ScoredPrefix]:
-    """Continue scored prefixes of equal length up to `tokens`, each at least one token longer, in one batch."""
-    from transformers import DynamicCache
-
-    device, n_parent = context.log_probs.device, len(parents[0].tokens)
-    new = [torch.tensor(ids[n_parent:], dtype=torch.int64) for ids in tokens]
-    ids = torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=lm.first).to(device)  # (B, L)
-    lengths = torch.tensor([len(row) for row in new], device=device)
-    real = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]  # padding follows the text
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(_cache_layers(context.cache)):
-        own = [torch.stack([parent.layers[index][k] for parent in parents]) for k in (0, 1)]
-        shared = [part.expand(len(parents), -1, -1, -1) for part in (keys, values)]
-        all_keys, all_values = (torch.cat([a, b], dim=2) for a, b in zip(shared, own, strict=True))
-        cache.update(all_keys, all_values, index)
-    n_seen = context.n_tokens + n_parent
-    mask = torch.cat([torch.ones(len(new), n_seen, dtype=torch.int64, device=device), real.long()], dim=1)
-    outputs = lm.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
-    before = torch.stack([parent.next_log_probs for parent in parents])  # (B, V)
-    log_probs = torch.cat([before[:, None], outputs.logits.log_softmax(-1)], dim=1)  # (B, L + 1, V)
-    summed = log_probs[:, :-1].gather(2, ids[..., None])[..., 0].double().masked_fill(~real, 0).sum(dim=1)
-    after = [(keys[:, :, n_seen:], values[:, :, n_seen:]) for keys, values in _cache_layers(outputs.past_key_values)]
-    return [
-        _ScoredPrefix(
-            tuple(tokens[i]),
-            parent.log_prob + float(summed[i]),
-            log_probs[i, len(new[i])].clone(),
-            tuple(
-                (
-                    torch.cat([old_keys, keys[i, :, : len(new[i])]], dim=1),
-                    torch.cat([old_values, values[i, :, : len(new[i])]], dim=1),
-                )
-                for (old_keys, old_values), (keys, values) in zip(parent.layers, after, strict=True)
-            ),
-        )
-        for i, parent in enumerate(parents)
-    ]
 
 
 @dataclass(frozen=True, eq=False)

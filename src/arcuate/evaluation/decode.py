@@ -1,7 +1,7 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,7 +13,6 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
 from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
 from arcuate.decoding.logits import read_logits
-from arcuate.decoding.word_search.fusion import FusedWordSearch
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
@@ -51,7 +50,6 @@ from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 if TYPE_CHECKING:
     from arcuate.data.store import TrialInfo
     from arcuate.decoding.joint import HeadOutputs, JointWordSearch
-    from arcuate.evaluation.causal import CausalPrefixScorer
 
 _MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
 
@@ -234,9 +232,6 @@ def decode(
     data: str | Path | None = None,
     head: str | None = None,
     checkpoint: str = "best",
-    llm: str | Path | None = None,
-    llm_every: int = 2,
-    alpha: float = 0.5,
     reject_below: float | None = None,
     progress: Progress | None = None,
 ) -> Transcription:
@@ -248,22 +243,11 @@ def decode(
     n-best list. For a run, the same lines and their summary are kept in the run folder, as
     `results/<split>.words.jsonl` and `.json`, where report, ledger and list of runs find them.
 
-    `llm`: a causal language model (folder or .gguf file) that scores the beam every `llm_every` words, with weight
-    `alpha` in the language-model score; it needs the CTC head.
-
     Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
     marks sentences whose probability is lower as rejected; their text is kept.
     """
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:
         raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")
-    if llm is not None and head not in (None, "ctc"):
-        raise UserError(
-            f"--llm requires --head ctc, got {head}; rescore the output of other heads with arcuate rescore"
-        )
-    if not 0.0 <= alpha <= 1.0 or llm_every < 1:
-        raise UserError(f"--alpha must be between 0 and 1 and --llm-every at least 1, not {alpha:g} and {llm_every}")
-    head = "ctc" if llm is not None else head
-    scorer = None if llm is None else _load_scorer(Path(llm))
     target = None if out is None else Path(out)
     source = local_path(source)
     kept = open_run(source) if source.is_dir() else None
@@ -277,11 +261,7 @@ def decode(
         progress,
     )
     settings = task.search.settings
-    if scorer is not None:
-        fused = FusedWordSearch(task.search, scorer, alpha, llm_every)
-        transcripts = transcribe(fused, task.trials, task.references, n_best, progress, settings)
-        task = replace(task, description=replace(task.description, lm=f"{task.description.lm} + {scorer.lm.name}"))
-    elif task.joint is not None:
+    if task.joint is not None:
         transcripts = transcribe(*task.joint, task.references, n_best, progress, settings)
     else:
         transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
@@ -324,12 +304,6 @@ def _keep_in_run(run: Run, split: str, checkpoint: Path, transcription: Transcri
         write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
     refresh_card(run)
-
-
-def _load_scorer(path: Path) -> "CausalPrefixScorer":
-    from arcuate.evaluation.causal import CausalPrefixScorer, load_causal
-
-    return CausalPrefixScorer(load_causal(path))
 
 
 def open_task(

@@ -104,11 +104,10 @@ class Evaluation:
             return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels{estimated}"
         caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
         caveat = " (the training data)" if split == "train" else caveat
-        views = "" if self.provenance.views is None else f", averaged over {self.provenance.views} views"
         greedy = "" if metrics.per_greedy is None else f" (greedy {percent(metrics.per_greedy)})"
         return (
             f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
-            f" {counted(metrics.n_scored, split + ' trial')}{views}{caveat}: {metrics.substitutions} substitutions,"
+            f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
             f"{self._speed_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
         )
@@ -153,12 +152,9 @@ class Provenance:
     head: Head
     data_hash: str | None
     data_differ_in: list[str] | None
-    views: int | None = None  # number of views of every trial that were averaged, if more than one
-    view_noise: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        optional = ("beam", "views", "view_noise")
-        return {key: value for key, value in vars(self).items() if key not in optional or value is not None}
+        return {key: value for key, value in vars(self).items() if key != "beam" or value is not None}
 
 
 @dataclass(frozen=True)
@@ -190,8 +186,6 @@ class ScoredSplit:
     head: Head
     transducer_beam: int | None
     results: list[TrialResult]
-    views: int = 1
-    view_noise: float = 0.0
 
 
 def evaluate(
@@ -205,17 +199,13 @@ def evaluate(
     beam: int | None = None,
     head: str = "ctc",
     scores: str | Path | None = None,
-    views: int = 1,
-    view_noise: float = 0.2,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Decode and score a split; write `results/<split>[.<label>].jsonl`, `.json` and `.npz` into the run folder.
 
     `data`: the store, if it is not the training store. `search`: greedy or beam, default as in the recipe.
-    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file. `views`: average the
-    frame scores over this many views of every trial, all but the first with white noise of SD `view_noise`.
+    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file.
     """
-    check_views(views, head)
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
     opened = open_run(run)
@@ -227,8 +217,6 @@ def evaluate(
         search=search,
         beam=beam,
         head=head,
-        views=views,
-        view_noise=view_noise,
         progress=progress,
     )
     reference, estimate = _estimate_error(scored, split, progress)
@@ -297,8 +285,6 @@ def score_split(
     beam: int | None = None,
     head: str = "ctc",
     keep_frames: bool = False,
-    views: int = 1,
-    view_noise: float = 0.0,
     progress: Progress | None = None,
 ) -> ScoredSplit:
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
@@ -328,11 +314,9 @@ def score_split(
         search=phoneme_search(validate, model.config.classes),
         head=chosen_head,
         transducer_beam=transducer_beam,
-        views=views,
-        view_noise=view_noise,
         progress=progress,
     )
-    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results, views, view_noise)
+    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
 
 
 def find_source(run: Run, checkpoint: str) -> ModelSource:
@@ -351,14 +335,6 @@ def choose_head(source: ModelSource, head: str | None) -> Head:
     if chosen != "ctc" and not source.config.transducer.enabled:
         require_transducer(None, str(source.run.path))
     return chosen
-
-
-def check_views(views: int, head: str, adapts: bool = False) -> None:
-    """Raise `UserError` if views cannot be averaged."""
-    if views < 1 or (views > 1 and head != "ctc"):
-        raise UserError(f"--views must be at least 1, and more than 1 only with --head ctc; got {views} and {head}")
-    if views > 1 and adapts:
-        raise UserError("--views and --adapt are mutually exclusive; remove one of them")
 
 
 def _transducer_was_trained(source: ModelSource) -> bool:
@@ -435,7 +411,6 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         scored.head,
         store.manifest.get("hashes", {}).get(split),
         _changed_splits(source, store),
-        *((scored.views, scored.view_noise) if scored.views > 1 else ()),
     )
 
 

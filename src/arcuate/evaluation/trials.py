@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.batching import Batch, evaluation_batches, group_by_length
+from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.hypothesis import greedy
@@ -19,12 +19,10 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.layout import Head
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
 from arcuate.models.transducer import Transducer
-from arcuate.models.views import average_outputs, view_noise
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
 from arcuate.training.config import Validate
@@ -76,14 +74,11 @@ def decode_trials(
     search: Search = greedy,
     head: Head = "ctc",
     transducer_beam: int | None = TRANSDUCER_BEAM,
-    views: int = 1,
-    view_noise: float = 0.0,
     progress: Progress | None = None,
 ) -> list[TrialResult]:
     """Decode and score trials; results are in the order of `trials`, batches are formed by length.
 
     `search` decodes the CTC head. The other heads use a beam of `transducer_beam`, or the greedy search if it is None.
-    `views`: average the log-probabilities of this many views of every trial (`average_views`).
     """
     device = next(model.parameters()).device
     front_end = model.config.settings.front_end
@@ -97,8 +92,6 @@ def decode_trials(
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
-            if views > 1:
-                outputs = average_views(model, batch, outputs, views, view_noise)
             losses, by_head = None, {}
             if loss is not None:
                 by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
@@ -128,19 +121,6 @@ def decode_trials(
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
-
-
-def average_views(model: Model, batch: Batch, outputs: Outputs, n_views: int, noise: float) -> Outputs:
-    """Average the CTC log-probabilities of a batch over noisy views (`arcuate.models.views`).
-
-    `outputs` are those of the first view, which is clean; the others add noise with this SD to the normalised bins.
-    """
-    clean = model.normalise(batch.bins, batch.statistics)
-    views = [outputs]
-    for view in range(1, n_views):
-        bins = clean + noise * view_noise(view, 0, clean)
-        views.append(model.encode(ModelInputs(bins, batch.n_bins, batch.session, lengths=tuple(batch.lengths))))
-    return average_outputs(views)
 
 
 def _decode_transducer(

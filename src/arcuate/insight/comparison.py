@@ -346,10 +346,9 @@ def _provenance_notes(scores: Sequence[RunScores]) -> tuple[str, ...]:
 
 def _describe_search(summary: Mapping[str, Any]) -> str:
     """How the trials were decoded; equal texts are comparable."""
-    head, beam, views = (summary.get(key) for key in ("head", "beam", "views"))
+    head, beam = summary.get("head"), summary.get("beam")
     text = str(summary.get("search")) + (f" of size {beam}" if beam is not None else "")
-    text += f" with the {head} head" if head not in (None, "ctc") else ""
-    return text + (f" over {views} averaged views" if views is not None else "")
+    return text + (f" with the {head} head" if head not in (None, "ctc") else "")
 
 
 # The comparison page: differences, overlaid learning curves and changed settings.

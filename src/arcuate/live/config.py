@@ -24,8 +24,6 @@ class DecoderOptions(TypedDict, total=False):
     adapt: str | Adaptation | None
     adapt_settings: Overrides | None
     data: str | Path | None
-    views: int
-    view_noise: float
     progress: Progress | None
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,13 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.stream import NewFrames, SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
-from arcuate.evaluation.evaluate import check_views, choose_head, find_source
+from arcuate.evaluation.evaluate import choose_head, find_source
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
 from arcuate.live.engine import Engine, Rescorer, load_search, make_engine
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
-from arcuate.models.model import StreamState
+from arcuate.models.model import Model, StreamState
 from arcuate.models.runtime import choose_device, configure_cuda
-from arcuate.models.views import AveragedViews, ViewStates
 from arcuate.progress import Progress, logger
 from arcuate.run import open_run
 
@@ -37,7 +35,7 @@ class StreamingDecoder(SentenceStream):
     `stream()` creates further streams that share all weights and nothing else.
     """
 
-    _model: Any  # Model, or AveragedViews of it
+    _model: Model
 
     def __init__(self, engine: Engine, session: str | None = None, statistics: Statistics | None = None) -> None:
         super().__init__(engine.layout, engine.search, engine.lock, session, engine.joint)
@@ -65,8 +63,6 @@ class StreamingDecoder(SentenceStream):
         adapt_settings: Overrides | None = None,
         data: str | Path | Store | None = None,
         checkpoint: str = "best",
-        views: int = 1,
-        view_noise: float = 0.2,
         device: str = "cpu",
         warm: bool = True,
         progress: Progress | None = None,
@@ -83,9 +79,6 @@ class StreamingDecoder(SentenceStream):
         `session` may be new to the model. `adapt_settings` change the settings of the method, as {"lr": 5e-4}. `data`
         is a store with known sessions against which drift is measured (default: the run's own); their trials are
         decoded first, which `progress` reports.
-
-        `views`: average the frame scores over this many views of the input, all but the first with white noise of SD
-        `view_noise`; every frame then takes as many times longer.
         """
         adaptation = optional_adaptation(adapt, adapt_settings)
         source = find_source(open_run(path), checkpoint)
@@ -93,7 +86,6 @@ class StreamingDecoder(SentenceStream):
         configure_cuda(source.config.runtime, target)
         model = load_model(source.checkpoint).to(target)
         chosen = choose_head(source, head)
-        check_views(views, chosen, adaptation is not None)
         search = None if lm is None else load_search(model, lm, lexicon, decoding, beam)
         if llm is not None and search is None:
             raise UserError("rescoring needs words; pass a language model, such as lm='default'")
@@ -103,7 +95,6 @@ class StreamingDecoder(SentenceStream):
             logger.info(f"decoding with {used[chosen]}")
         if adaptation is not None:
             engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
-        engine = replace(engine, views=views, view_noise=view_noise)
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)
@@ -180,19 +171,16 @@ class StreamingDecoder(SentenceStream):
     def _keeps_bins(self) -> bool:
         return self._uses_running_statistics or self.adapter is not None
 
-    def _start_model(self, statistics: Statistics | None) -> StreamState | ViewStates:
+    def _start_model(self, statistics: Statistics | None) -> StreamState:
         self._base = self.engine.rolling_model if self._uses_running_statistics else self.engine.model
-        self._model: Any  # a model or its averaged views, each with a type of state of its own
         if self.adapter is not None:
             self._state = self.adapter.state
             self._model, session = self.adapter.model(self._base, self._state), 0
         else:
             self._model, session = self._base, self.sessions.index(self.session)
-        if self.engine.views > 1:
-            self._model = AveragedViews(self._base, self.engine.views, self.engine.view_noise)
         return self._model.start(session, batch_statistics(statistics, self._device))
 
-    def _step_model(self, chunk: np.ndarray) -> tuple[NewFrames, StreamState | ViewStates]:
+    def _step_model(self, chunk: np.ndarray) -> tuple[NewFrames, StreamState]:
         self._use_newest_state()
         with torch.inference_mode():
             outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))

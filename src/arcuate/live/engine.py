@@ -63,8 +63,6 @@ class Engine:
     head: Head = "ctc"
     joint: JointWordSearch | JointTokenSearch | None = None  # search with the transducer, alone or combined with CTC
     adaptation: AdaptationSetup | None = None
-    views: int = 1  # noisy copies of the input to average over
-    view_noise: float = 0.0
 
 
 def make_engine(

@@ -17,7 +17,6 @@ _NOT_EXPORTED = {
     "lexicon": "--lexicon is fixed when the model is exported",
     "lm": "--lm is fixed when the model is exported",
     "decoding": "--config is fixed when the model is exported",
-    "views": "--views is not supported by it",
 }
 
 
@@ -43,7 +42,7 @@ def find_model(path: str | Path) -> Path:
 def _load_exported(path: Path, options: DecoderOptions) -> SentenceStream:
     from arcuate.runtime import Decoder
 
-    defaults: dict[str, Any] = {"lexicon": "default", "lm": "default", "views": 1}
+    defaults: dict[str, Any] = {"lexicon": "default", "lm": "default"}
     for name, problem in _NOT_EXPORTED.items():
         if options.get(name) not in (None, defaults.get(name)):
             raise UserError(f"{path} is an exported model, and {problem}; pass the run folder instead")

@@ -172,15 +172,10 @@ class Model(nn.Module):
         denoiser = None if self.denoiser is None else self.denoiser.start(like)
         return StreamState(front_end, self.encoder.start(1), mode, denoiser)
 
-    def step(self, state: StreamState, bins: Tensor, noise: Tensor | None = None) -> tuple[Outputs, StreamState]:
-        """Next stored bins (1, t, C), any number -> outputs of the frames they complete, and the state after them.
-
-        `noise` (1, t, C) is added to the normalised bins.
-        """
+    def step(self, state: StreamState, bins: Tensor) -> tuple[Outputs, StreamState]:
+        """Next stored bins (1, t, C), any number -> outputs of the frames they complete, and the state after them."""
         self._check_inputs(bins, state.front_end.statistics)
         normalised, front_end = self.front_end.normalise(state.front_end, bins)
-        if noise is not None:
-            normalised = normalised + noise
         frames, state = self._step_normalised(replace(state, front_end=front_end), normalised, normalised)
         return self._stream_outputs(frames, state), state
 

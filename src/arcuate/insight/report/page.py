@@ -168,8 +168,6 @@ def _decoding_text(summary: Mapping[str, Any]) -> str:
         parts.append(f"the {head} head" if head != "both" else "both heads")
     if search == "beam":
         parts.append(f"beam size {beam:,}" if beam is not None else "beam search")
-    if (views := finite_int(summary.get("views"))) is not None:
-        parts.append(f"{views:,} averaged views")
     return f", decoded with {' and '.join(parts)}" if parts else ""
 
 
