@@ -114,32 +114,34 @@ def _python() -> str:
         "imported on first use; none of the functions prints.",
         "",
     ]
-    left = dict(arcuate._HOMES)
+    left = list(arcuate.__all__)
     results: dict[str, str] = {}
     for title, names in _PYTHON.items():
         lines += [f"## {title}", ""]
-        for name in names or list(left):
-            home = f"arcuate.{left.pop(name)}"
-            lines += [f"::: {home}.{name}", ""]
-            results |= _result_types(getattr(arcuate, name))
+        for name in names or tuple(left):
+            left.remove(name)
+            found = getattr(arcuate, name)
+            lines += [f"::: {found.__module__}.{name}", ""]
+            results |= _result_types(found)
     lines += ["## Results", ""]
     for name, home in sorted(results.items()):
-        if name not in arcuate._HOMES:
+        if name not in arcuate.__all__:
             lines += [f"::: {home}.{name}", ""]
     return "\n".join(lines)
 
 
 # Sections of the page; the last one lists all other names.
 _PYTHON: dict[str, tuple[str, ...]] = {
-    "Data": ("simulate", "prepare", "Store", "check_data"),
-    "Training": ("train", "train_seeds", "Run", "load_recipe", "Recipe", "calibrate", "ProgressBar"),
-    "Evaluation and decoding": (
-        *("evaluate", "decode", "load", "StreamingDecoder", "tune", "rescore", "combine", "submit"),
-        *("evaluate_adaptation", "measure_drift"),
-    ),
+    "Data": ("simulate", "prepare", "Store"),
+    "Training": ("train", "Run", "load_recipe", "Recipe", "calibrate", "ProgressBar"),
+    "Evaluation and decoding": ("evaluate", "decode", "load", "StreamingDecoder", "tune", "rescore", "combine"),
     "Diagnosis, comparison and charts": (
-        *("diagnose", "compare", "list_runs", "plot_curves", "write_report", "write_ledger", "Remedy", "write_remedy"),
-        "try_remedy",
+        "diagnose",
+        "compare",
+        "list_runs",
+        "plot_curves",
+        "write_report",
+        "write_ledger",
     ),
     "Everything else": (),
 }

@@ -72,5 +72,7 @@ alt.Chart(cells).mark_rect().encode(
 # Drift: the mean of every electrode moves from session to session.
 
 # %%
-drift = arcuate.measure_drift(store)
+from arcuate.adaptation.drift import measure_drift
+
+drift = measure_drift(store)
 drift.to_dict()["sessions"]

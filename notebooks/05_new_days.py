@@ -38,7 +38,9 @@ later = store.sessions[-1]
 # augmented copies).
 
 # %%
-result = arcuate.evaluate_adaptation(run, "one-step", data=store.path, sessions=[later])
+from arcuate.adaptation.evaluate import evaluate_adaptation
+
+result = evaluate_adaptation(run, "one-step", data=store.path, sessions=[later])
 result.to_dict()
 
 # %% [markdown]

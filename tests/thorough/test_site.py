@@ -35,7 +35,7 @@ def test_the_site_lists_every_command_and_every_public_name(site: Path) -> None:
     assert [c for c in COMMANDS if f"<code>arcuate {c}" not in commands] == []
     assert "--allow-code" in commands
     python = (site / "reference" / "python.html").read_text("utf-8")
-    assert [name for name in arcuate._HOMES if f".{name}" not in python] == []
+    assert [name for name in arcuate.__all__ if f".{name}" not in python] == []
 
 
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
