@@ -32,7 +32,7 @@ DEFINED = {
 
 
 def test_the_tables_are_found() -> None:
-    assert len(ROWS) > 60
+    assert len(ROWS) > 25
 
 
 @pytest.mark.parametrize(("promise", "tests"), ROWS, ids=[promise[:60] for promise, _ in ROWS])
@@ -48,5 +48,5 @@ def test_tests_named_in_the_text_exist() -> None:
     pages = [path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
     named = {name for page in pages for name in re.findall(r"`(test_\w+)`", page)}
     paths = {path for page in pages for path in re.findall(r"\b((?:tests|benchmarks)/[\w/]+\.py)\b", page)}
-    assert len(paths) > 40
+    assert len(paths) > 30
     assert sorted(named - DEFINED.keys()) == [] and [path for path in sorted(paths) if not (ROOT / path).exists()] == []
