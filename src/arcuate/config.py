@@ -424,38 +424,13 @@ def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, noun: 
         raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}".strip(), kind)))) from None
 
 
-def settings_from(
-    kind: type[S], given: S | Overrides | None, example: str, fixed: Mapping[str, str] | None = None
-) -> S:
-    """Settings of one class, given as such or as overrides: {"lr": 5e-4} or, as by `--set`, ["lr=5e-4"].
-
-    `fixed` settings are given by another option and cannot be overridden; `example` is a valid override.
-    """
+def settings_from(kind: type[S], given: S | Overrides | None, noun: str, **fixed: Any) -> S:
+    """Settings of one class, given as such or as overrides, {"lr": 5e-4} or ["lr=5e-4"]; `fixed` win over these."""
     if isinstance(given, kind):
         return given
-    fixed, given = fixed or {}, cast(Overrides, given or ())
-    for override in () if isinstance(given, (Mapping, str)) else given:
-        if override.find("=") < 1:
-            raise UserError(f"--set {override!r} is not of the form key=value, such as {example}")
     tree: dict[str, Any] = {}
-    apply_overrides(tree, given)
-    if duplicates := [key for key in fixed if key in tree]:
-        raise UserError(f"--set {duplicates[0]} is already given by --adapt; leave one of them out")
-    try:
-        return kind.model_validate({**tree, **fixed})
-    except ValidationError as error:
-        raise UserError(f"--set {_explain_override(error, known_paths(kind) - set(fixed))}") from None
-
-
-def _explain_override(error: ValidationError, paths: set[str]) -> str:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
-    leaves = [p for p in sorted(paths) if not any(other.startswith(f"{p}.") for other in paths)]
-    problem = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        near = nearest(path, leaves)
-        problem = "unknown setting" + (f" (did you mean {near}?)" if near else "")
-    return f"{path + ': ' if path else ''}{problem}; known settings are {', '.join(leaves)}"
+    apply_overrides(tree, cast(Overrides, given or ()))
+    return parse_settings(kind, tree | fixed, "", noun=noun)
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:

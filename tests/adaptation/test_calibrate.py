@@ -174,7 +174,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days:
         (("--session", SAME, "--sentences", "-3"), ("--sentences -3", "at least 1")),
         (("--session", DEAD), ("every channel", "flat")),
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
-        (("--session", SAME, "--set", "speed=1"), ("speed", "known settings")),
+        (("--session", SAME, "--set", "speed=1"), ("no setting 'speed'",)),
         (("--session", SAME, "--curve", "a,b"), ("numbers of sentences",)),
         (("--session", SAME, "--curve", "50"), ("between 0 and", "20")),
     ],

@@ -19,7 +19,6 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
-from arcuate.models.import_checkpoint import _Args
 from arcuate.run import Run, open_run
 from arcuate.training.start import check_same_data
 from support.official_checkpoints import write_nejm
@@ -212,12 +211,6 @@ def test_invalid_date_does_not_prevent_a_report(run: Path) -> None:
     with (run / "recipe.yaml").open("a") as file:
         file.write("noted: 2024-13-45\n")
     assert write_report(Run(run)).is_file()
-
-
-def test_invalid_date_in_official_settings_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "args.yaml").write_text("began: 2024-13-45\n")
-    with pytest.raises(UserError, match=r"args\.yaml"):
-        _Args.read_yaml(tmp_path / "args.yaml")
 
 
 # --- the log -----------------------------------------------------------------------------------------------

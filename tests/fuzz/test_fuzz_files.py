@@ -519,7 +519,7 @@ SPACE = b"schedule.peak_lr: {low: 1.0e-4, high: 1.0e-2, log: true}\nencoder.widt
             b"weights:\n  acoustic: 1.0\n  lm: 0.5\nabout: {n: 3}\n",
             lambda p: read_weights(p, ["acoustic", "lm"]),
         ),
-        ("yaml", b"a: &a [1, 2.5, true]\nb: {c: *a, <<: {d: 2024-01-02}}\ne: |\n  text\n", read_yaml),
+        ("yaml", b"a: [1, 2.5, true]\nb: {c: null, d: 2024-01-02}\ne: |\n  text\n", read_yaml),
         ("json", b'{"a": [1, 2.5, null], "b": {"c": "text"}}', read_json),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,8 +1,6 @@
 """Damaged files of other labs and programs: NWB, FALCON H2, CORP, handwriting, CSV folders, mappings, logits, model
-cards, models of the hub."""
+cards."""
 
-import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -10,23 +8,15 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from arcuate.data.describe import describe_file
 from arcuate.data.export import export_data
 from arcuate.data.prepare import prepare_store
 from arcuate.data.readers import process
-from arcuate.data.readers.nwb import EXPORTED
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.text import text_to_tokens
-from arcuate.decoding.logits import read_logits
 from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, read_card, write_card
-from arcuate.evaluation.evaluate import evaluate
-from arcuate.experiments.push import PushedFile, plan_push
-from arcuate.models.io import load_model
-from arcuate.run import find_checkpoint
 from support.fuzzing import damaged, fuzz
-from support.hub_server import TOKEN, run_hub
 from support.recordings import FakeTrial, noise, write_hdf5
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -166,87 +156,3 @@ def test_cards_of_damaged_runs(part: str, tmp_path: Path) -> None:
         card_metadata(read_card(run / "MODEL_CARD.md"), "the card")
 
     fuzz(read, damaged([seed]), tmp_path / f"card-of-{path.name}").check()
-
-
-def test_answers_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Damaged answers about a repository, and damaged files in it whose hashes are right."""
-    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    files = {file.name: _bytes(file) for file in plan_push(GOLDEN / "run", "lab/t15").files}
-    names = sorted(files)
-
-    def read(content: bytes, folder: Path) -> None:
-        with run_hub() as hub:
-            monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-            monkeypatch.setattr(
-                constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-            )
-            kind = content[0] % (len(names) + 1)
-            if kind == len(names):
-                hub.add("lab/t15", files)
-                hub.answers = {"/api/models/lab/t15": content[1:]}
-            else:
-                hub.add("lab/t15", files | {names[kind]: content[1:]})
-            load_model(find_checkpoint("hf:lab/t15"))
-            evaluate("hf:lab/t15", data=GOLDEN / "store")
-
-    listing = {"id": "lab/t15", "sha": "0" * 40, "private": False, "siblings": [
-        {"rfilename": name, "size": len(value), "blobId": "1" * 40} for name, value in files.items()
-    ]}  # fmt: skip
-    seeds = [bytes([i]) + files[name] for i, name in enumerate(names)]
-    seeds.append(bytes([len(names)]) + json.dumps(listing).encode())
-    fuzz(read, damaged(seeds, 0.25), tmp_path / "hub").check(0.2)
-
-
-def _bytes(file: PushedFile) -> bytes:
-    return file.content if isinstance(file.content, bytes) else file.content.read_bytes()
-
-
-def test_descriptions(exported: Path, tmp_path: Path) -> None:
-    seed = exported.read_bytes()
-
-    def read(content: bytes, folder: Path) -> None:
-        (folder / "x.nwb").write_bytes(content)
-        describe_file(folder / "x.nwb").mapping_text()
-
-    fuzz(read, damaged([seed]), tmp_path / "fuzz").check()
-
-
-def test_mappings(exported: Path, tmp_path: Path) -> None:
-    seed = json.dumps(EXPORTED.model_dump(mode="json"), indent=1).encode()
-
-    def read(content: bytes, folder: Path) -> None:
-        (folder / "mapping.yaml").write_bytes(content)
-        report = prepare_store(
-            exported.parent, folder / "store", force=True, layout="nwb", mapping=folder / "mapping.yaml"
-        )
-        if not report.written:
-            raise UserError(report.unreadable[0].detail if report.unreadable else "nothing was read")
-
-    fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
-
-
-@pytest.mark.parametrize("kind", ["npz", "npy", "mat", "pkl"])
-def test_logits(kind: str, tmp_path: Path) -> None:
-    logits = np.random.default_rng(0).normal(size=(6, 41)).astype(np.float32)
-    path = tmp_path / f"seed.{kind}"
-    if kind == "npz":
-        np.savez(path, logits=logits, lengths=np.array([2, 4]))
-    elif kind == "npy":
-        np.save(path, logits)
-    elif kind == "mat":
-        savemat(path, {"logits": logits, "lengths": np.array([2, 4])})
-    else:
-        path.write_bytes(pickle.dumps({"logits": [logits[:2], logits[2:]], "cue_sentence": ["a", "b"]}))
-    seed = path.read_bytes()
-
-    def read(content: bytes, folder: Path) -> None:
-        target = folder / f"x.{kind}"
-        target.write_bytes(content)
-        (folder / "x.json").write_text('{"lengths": [2, 4]}', "utf-8")
-        scores = read_logits(target).scores
-        assert all(np.isfinite(frames).all() for frames in scores.trials)
-
-    fuzz(read, damaged([seed]), tmp_path / kind).check(0.2)

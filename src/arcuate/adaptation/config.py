@@ -90,7 +90,7 @@ def resolve_adaptation(adapt: str | Adaptation, settings: Overrides | None = Non
         return adapt
     if adapt not in METHODS:
         raise UserError(f"--adapt {adapt!r} is unknown; choose {', '.join(METHODS)}")
-    return settings_from(Adaptation, settings, "lr=5e-4", {"method": adapt})
+    return settings_from(Adaptation, settings, "adaptation", method=adapt)
 
 
 def optional_adaptation(adapt: str | Adaptation | None, settings: Overrides | None = None) -> Adaptation | None:

@@ -23,7 +23,7 @@ from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls
 
 __all__ = ["app", "main"]
 
-_MODULES = {"import": "import_", "load": "push"}  # modules that are not named after their command
+_MODULES = {"import": "import_"}  # modules that are not named after their command
 
 for _command in COMMANDS:  # each module registers its commands with `app`
     import_module(f"arcuate.cli.{_MODULES.get(_command, _command.replace('-', '_'))}")

@@ -1,13 +1,12 @@
-"""`arcuate push` and `arcuate load`."""
+"""`arcuate push`."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from arcuate.cli.app import Json, ModelPath, app
-from arcuate.cli.console import emit_json, err, out, print_table, progress
+from arcuate.cli.console import emit_json, err, out, print_table
 from arcuate.errors import UserError
 
 
@@ -36,19 +35,4 @@ def push(
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UserError("nothing was uploaded")
     result = upload(plan, dry_run=dry_run)
-    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True, markup=False)
-
-
-@app.command()
-def load(
-    name: Annotated[str, typer.Argument(metavar="hf:ORG/NAME", help="Model on the Hugging Face Hub.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; default: main.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Folder to write; default: in the cache.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Download a model from the Hugging Face Hub. Every command also takes hf:ORG/NAME[@REVISION] in place of a run."""
-    from arcuate.hub import download
-
-    with progress("downloading") as report:
-        result = download(name, revision=revision, to=to, progress=report)
     emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True, markup=False)

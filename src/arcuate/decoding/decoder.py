@@ -20,14 +20,11 @@ from arcuate.models.runtime import choose_device, configure_cuda
 from arcuate.run import find_checkpoint
 
 
-def load(path: str | Path, checkpoint: str = "best", device: str = "cpu", revision: str | None = None) -> "Decoder":
-    """Load the model of a run (its best checkpoint by default), of an imported model folder, or of hf:ORG/NAME.
-
-    `revision` is a branch, tag or commit of a model on the hub, as in hf:ORG/NAME@REVISION.
-    """
+def load(path: str | Path, checkpoint: str = "best", device: str = "cpu") -> "Decoder":
+    """Load the model of a run (its best checkpoint by default), of an imported model folder, or of hf:ORG/NAME."""
     target = choose_device(device, "device")
     configure_cuda(RuntimeSettings(), target)
-    model = load_model(find_checkpoint(local_path(path, revision), checkpoint)).to(target)
+    model = load_model(find_checkpoint(local_path(path), checkpoint)).to(target)
     return Decoder(model.eval())
 
 

@@ -157,7 +157,7 @@ def _make_plan(
     dry_run: bool,
 ) -> _Plan:
     """Check everything that can be wrong before the first step."""
-    settings = settings_from(Calibration, settings, "other_lr_factor=0")
+    settings = settings_from(Calibration, settings, "calibration")
     source = find_source(open_run(parent), checkpoint)
     name = f"{source.run.name}-{session}"
     run = Run(Path(out) if out is not None else parent.resolve().with_name(name))

@@ -19,7 +19,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, describe_run, exported_card, is_generated, read_card
 from arcuate.exported.archive import METADATA, is_export, open_archive
 from arcuate.files import read_json
-from arcuate.hub import CARD_FILE, PREFIX, HubName, explain_errors, hub_client, parse_name
+from arcuate.hub import CARD_FILE, PREFIX, HubName, hub_client, parse_name
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
 _VERSIONS = ("arcuate", "python", "torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
@@ -120,7 +120,7 @@ def upload(plan: PushPlan, *, dry_run: bool = False) -> PushResult:
     if dry_run:
         return PushResult(plan, None, None)
     name = HubName(plan.repository)
-    with hub_client() as client, explain_errors(name):
+    with hub_client(name) as client:
         from huggingface_hub import CommitOperationAdd
 
         client.create_repo(plan.repository, private=True if plan.private else None, exist_ok=True)
