@@ -21,21 +21,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
-import h5py
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import SILENCE
+from arcuate.data.alphabet import SILENCE, min_frames
 from arcuate.data.batching import PlannedBatches
 from arcuate.data.prepare import prepare_store
-from arcuate.data.quality import hash_bins, hash_trial
 from arcuate.data.simulation import simulate
-from arcuate.data.store import MANIFEST_FILE, session_path
+from arcuate.data.store import Store
+from arcuate.data.store_writer import create_store
 from arcuate.errors import UserError
 from arcuate.experiments import train as train_module
 from arcuate.files import read_json, read_jsonl, write_json
@@ -209,46 +207,37 @@ def make_store(out: Path, cohort: str, fault: str = "") -> Path:
         return clean
     store = out / "data" / cohort / f"store-{fault.replace(':', '-')}"
     if not store.exists():
-        temporary = store.with_name(f".{store.name}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(clean, temporary)
-        _write_fault(temporary, fault)
-        temporary.rename(store)
+        _write_fault(clean, store, fault)
     return store
 
 
-def _write_fault(store: Path, fault: str) -> None:
+def _write_fault(clean: Path, out: Path, fault: str) -> None:
+    """A copy of a store whose training trials have a fault that its quality flags do not show."""
     kind, _, share = fault.partition(":")
-    manifest, rng = read_json(store / MANIFEST_FILE), np.random.default_rng(0)
-    training = [t for t in manifest["trials"] if t["split"] == "train"]
+    store, rng = Store.open(clean), np.random.default_rng(0)
+    training = [t for t in store.trials if t.split == "train"]
     chosen = [t for t in training if rng.random() < float(share or 1)]
     if kind == "dead":
-        chosen = [t for t in training if t["session"] == training[0]["session"]]
-    labels = [t["tokens"] for t in chosen]
-    start: dict[str, int] = {}
-    for trial in manifest["trials"]:
-        first = start.get(trial["session"], 0)
-        start[trial["session"]] = first + trial["n_bins"]
-        if trial not in chosen:
-            continue
-        with h5py.File(session_path(store, trial["session"]), "r+") as file:
-            bins = file["bins"][first : first + trial["n_bins"]]
-            if kind == "nan":
+        chosen = [t for t in training if t.session == training[0].session]
+    labels = [t.tokens or () for t in chosen]
+    with create_store(out, store.n_channels) as writer:
+        for info in store.trials:
+            trial = replace(store.read(info), bins=store.read_stored(info))
+            bins, tokens = trial.bins, list(info.tokens or ())
+            if info in chosen and kind == "nan":
                 bins[len(bins) // 2, :8] = np.nan
-            elif kind == "dead":
+            elif info in chosen and kind == "dead":
                 bins[:] = 0.0
-            elif kind == "labels":  # the label of another chosen trial that fits
-                others = [tokens for tokens in labels if len(tokens) <= len(trial["tokens"])]
-                trial["tokens"] = others[rng.integers(len(others))]
-            elif kind == "padded":  # with as many silences as CTC can align, which takes two frames each
-                tokens, window = trial["tokens"], RECIPE["front_end.patch"]
+            elif info in chosen and kind == "labels":  # the label of another chosen trial that fits
+                others = [other for other in labels if len(other) <= len(tokens)]
+                trial = replace(trial, tokens=np.array(others[rng.integers(len(others))]))
+            elif info in chosen and kind == "padded":  # with as many silences as CTC can align: two frames each
+                window = RECIPE["front_end.patch"]
                 n_frames = (len(bins) - window["bins"]) // window["stride"] + 1
-                n_spare = n_frames - len(tokens) - sum(a == b for a, b in pairwise(tokens))
-                trial["tokens"] = tokens + [SILENCE] * max(0, min(12, n_spare // 2))
-            file["bins"][first : first + trial["n_bins"]] = bins
-        trial["sha256"] = hash_trial(hash_bins(bins), trial["tokens"], trial["text"])
-    manifest["hashes"]["train"] = f"{fault} {manifest['hashes']['train']}"[:64]
-    write_json(store / MANIFEST_FILE, manifest)
+                n_spare = n_frames - min_frames(tokens)
+                trial = replace(trial, tokens=np.array(tokens + [SILENCE] * max(0, min(12, n_spare // 2))))
+            writer.add(trial, info.flags)
+        writer.finish(store.layout, store.classes, simulated=store.simulated)
 
 
 # Faults in the program: patched into the loop for one run.

@@ -37,7 +37,6 @@ class HeldOut(Store):
 
     def __init__(self, store: Store) -> None:
         vars(self).update(vars(store))
-        self._files = {}  # own file handles, because training closes its store
         blocks = sorted({(t.session, t.block) for t in store.trials if t.split == "train"})
         held_out = set(blocks[2::3])
         self.trials = tuple(replace(t, split="val") if (t.session, t.block) in held_out else t for t in store.trials)

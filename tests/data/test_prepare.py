@@ -70,7 +70,7 @@ def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
     assert report.leakage is not None
     assert report.leakage["trials"] == {"train-val": 1, "train-test": 0, "val-test": 0}
     assert report.leakage["texts"]["val in train"] == {"n": 1, "of": 2, "share": 0.5}
-    assert Store.open(tmp_path / "store").manifest["leakage"] == report.leakage
+    assert Store.open(tmp_path / "store").leakage == report.leakage
 
 
 def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
 def test_the_same_source_twice_gives_the_same_store(source: Path, tmp_path: Path) -> None:
     reports = [prepare_store(source, tmp_path / name) for name in ("a", "b")]
     assert reports[0].hashes == reports[1].hashes
-    for name in ("manifest.json", "quality.csv", f"sessions/{SESSION}.h5"):
+    for name in ("manifest.json", "quality.csv", f"sessions/{SESSION}.npy", f"sessions/{SESSION}.npz"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
@@ -171,7 +171,7 @@ def test_the_24_layout_is_prepared(tmp_path: Path) -> None:
     }
     assert [row.reason for row in report.rows("kept")] == ["unknown words"] * 2
     assert all(info.usable for info in store.trials)
-    assert store.manifest["features"] == "tx1+spikePow:6v"
+    assert store.features == "tx1+spikePow:6v"
 
 
 def test_wrong_paths_raise_user_errors(source: Path, tmp_path: Path) -> None:

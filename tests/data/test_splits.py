@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.data.quality import find_leakage, hash_bins, hash_split, hash_trial
+from arcuate.data.quality import find_leakage, hash_bins, hash_trial
 from arcuate.data.selection import dev_split
 from support.recordings import noise
 
@@ -42,12 +42,6 @@ def test_a_hash_changes_with_each_part_of_the_content() -> None:
     assert len(hashes) == 6
     assert hash_trial(hash_bins(noise().copy(order="F")), [1, 2], "a") in hashes
     assert hash_bins(np.zeros((2, 3), "f4")) != hash_bins(np.zeros((3, 2), "f4"))
-
-
-@given(st.permutations(["a", "b", "c"]))
-def test_the_hash_of_a_split_does_not_depend_on_order(hashes: list[str]) -> None:
-    assert hash_split(hashes) == hash_split(["a", "b", "c"])
-    assert hash_split(hashes) != hash_split(["a", "b"])
 
 
 def test_leakage_counts_recordings_and_sentences() -> None:

@@ -1,67 +1,56 @@
 """Faults in the data of a run are found and named; a sound store has none."""
 
-import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
 from arcuate.data.alphabet import SILENCE, token_names
-from arcuate.data.store import MANIFEST_FILE, Store, session_path
+from arcuate.data.store import Store
+from arcuate.data.trial import Trial
 from arcuate.doctor import check_data, diagnose
 from arcuate.errors import UserError
-from arcuate.files import read_json, write_json, write_jsonl
+from arcuate.files import write_jsonl
 from arcuate.run import Run
 from support.cli import NO_TORCH
 from support.fabricate_runs import make_run
+from support.stores import rewrite
 
-Edit = Callable[[dict[str, Any], np.ndarray], None]
+Edit = Callable[[Trial], Trial]
 
 
-def faulty_run(folder: Path, store: Path, chosen: Callable[[dict[str, Any]], bool], edit: Edit) -> Run:
+def faulty_run(folder: Path, store: Path, chosen: Callable[[Trial], bool], edit: Edit) -> Run:
     """A healthy-looking run on a copy of the store in which some training trials were edited."""
-    copy = folder / "store"
-    shutil.copytree(store, copy)
-    manifest = read_json(copy / MANIFEST_FILE)
-    start: dict[str, int] = {}
-    for trial in manifest["trials"]:
-        first = start.get(trial["session"], 0)
-        start[trial["session"]] = first + trial["n_bins"]
-        if trial["split"] == "train" and chosen(trial):
-            with h5py.File(session_path(copy, trial["session"]), "r+") as file:
-                bins = file["bins"][first : first + trial["n_bins"]]
-                edit(trial, bins)
-                file["bins"][first : first + trial["n_bins"]] = bins
-    write_json(copy / MANIFEST_FILE, manifest)
-    sessions = list(Store.open(copy).sessions)
-    return make_run(folder / "run", data={"path": str(copy), "sessions": sessions})
+    copy = rewrite(store, folder / "store", lambda t: edit(t) if t.split == "train" and chosen(t) else t)
+    return make_run(folder / "run", data={"path": str(copy.path), "sessions": list(copy.sessions)})
 
 
-def put_nan(trial: dict[str, Any], bins: np.ndarray) -> None:
-    bins[3, 2] = np.nan
+def put_nan(trial: Trial) -> Trial:
+    trial.bins[3, 2] = np.nan
+    return trial
 
 
-def silence(trial: dict[str, Any], bins: np.ndarray) -> None:
-    bins[:] = 0.0
+def silence(trial: Trial) -> Trial:
+    return replace(trial, bins=np.zeros_like(trial.bins))
 
 
-def pad(trial: dict[str, Any], bins: np.ndarray) -> None:
-    trial["tokens"] = trial["tokens"] + [SILENCE] * 5
+def pad(trial: Trial) -> Trial:
+    return replace(trial, tokens=np.append(trial.tokens, [SILENCE] * 5))
 
 
-def relabel(trial: dict[str, Any], bins: np.ndarray) -> None:
-    trial["tokens"] = [7, 9, 3, 12, 30, 22, SILENCE]
+def relabel(trial: Trial) -> Trial:
+    return replace(trial, tokens=np.array([7, 9, 3, 12, 30, 22, SILENCE]))
 
 
-def one_in_five(trial: dict[str, Any]) -> bool:
-    return trial["number"] % 5 == 0
+def one_in_five(trial: Trial) -> bool:
+    return trial.number % 5 == 0
 
 
-def first_session(trial: dict[str, Any]) -> bool:
-    return bool(trial["session"] == "sim.2023.08.11")
+def first_session(trial: Trial) -> bool:
+    return trial.session == "sim.2023.08.11"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,7 @@ def first_session(trial: dict[str, Any]) -> bool:
     ],
 )
 def test_faults_are_named(
-    tmp_path: Path, cohort_store: Path, edit: Edit, chosen: Callable[[dict[str, Any]], bool], kind: str
+    tmp_path: Path, cohort_store: Path, edit: Edit, chosen: Callable[[Trial], bool], kind: str
 ) -> None:
     run = faulty_run(tmp_path, cohort_store, chosen, edit)
     diagnosis = diagnose(run.path, check_store=True)

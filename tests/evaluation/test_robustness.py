@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arcuate.data.store import Store
+from arcuate.data.store import ChangedStore, Store
 from arcuate.errors import UserError
-from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, ChangedStore, corrupt
+from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, corrupt
 from arcuate.evaluation.robustness import bench_robustness
 from arcuate.experiments.train import train
 from arcuate.files import read_json
@@ -41,7 +41,7 @@ def test_faults_of_the_hardware_are_the_same_in_all_trials_of_a_session(cohort_s
 def test_renormalising_uses_the_statistics_of_the_changed_block(cohort_store: Path) -> None:
     store = Store.open(cohort_store)
     trial = store.trials[1]
-    same = ChangedStore(store, None)
+    same = ChangedStore(store, store.read_bins)
     np.testing.assert_array_equal(same.read_bins(trial), store.read_bins(trial))
     np.testing.assert_array_equal(same.block_statistics(trial).mean, store.block_statistics(trial).mean)
     moved = ChangedStore(store, lambda info: store.read_bins(info) + 5.0, renormalise=True).block_statistics(trial)

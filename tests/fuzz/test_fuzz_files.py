@@ -148,7 +148,7 @@ def test_nwb_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     check(read, [seed], tmp_path / "nwb")
 
 
-@pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.h5"])
+@pytest.mark.parametrize("part", ["manifest.json", f"sessions/{SESSION}.npy", f"sessions/{SESSION}.npz"])
 def test_stores(tmp_path: Path, part: str) -> None:
     shutil.copytree(GOLDEN / "store", tmp_path / "old")
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [FakeTrial(noise(20, 4, seed=i)) for i in range(3)])
@@ -172,7 +172,6 @@ def _contents(path: Path) -> list[tuple[bytes, ...]]:
     for info in store.trials:
         block, past = store.block_statistics(info), store.past_statistics(info, log=True)
         rows.append((store.read_bins(info).tobytes(), block.mean.tobytes(), past.sd.tobytes()))
-    store.close()
     return rows
 
 

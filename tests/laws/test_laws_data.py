@@ -1,13 +1,9 @@
-"""The same batches, log-probabilities and gradients for any byte order, number of workers and number of processes."""
+"""The same batches, log-probabilities and gradients for any number of workers and processes."""
 
 import dataclasses
-import shutil
-from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -47,34 +43,8 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def store(cohort_store: Path) -> Iterator[Store]:
-    opened = Store.open(cohort_store)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def swapped(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """The store as a computer of the other byte order writes it."""
-    folder = Path(shutil.copytree(cohort_store, tmp_path_factory.mktemp("swapped") / "store"))
-    for path in (folder / "sessions").glob("*.h5"):
-        with h5py.File(path, "r") as file:
-            arrays = {name: data[()] for name, data in file.items()}
-            layout = {name: (data.chunks, data.compression) for name, data in file.items()}
-        with h5py.File(path, "w") as file:
-            for name, array in arrays.items():
-                swapped = array.astype(array.dtype.newbyteorder())
-                assert swapped.dtype.isnative != array.dtype.isnative
-                chunks, compression = layout[name]
-                file.create_dataset(name, data=swapped, chunks=chunks, compression=compression)
-    manifest = (folder / "manifest.json").read_text()
-    for info in Store.open(cohort_store)._session_infos.values():  # compression may find other sizes
-        size = (folder / "sessions" / f"{info.name}.h5").stat().st_size
-        manifest = manifest.replace(f'"n_bytes": {info.n_bytes}', f'"n_bytes": {size}')
-    (folder / "manifest.json").write_text(manifest)
-    opened = Store.open(folder)
-    yield opened
-    opened.close()
+def store(cohort_store: Path) -> Store:
+    return Store.open(cohort_store)
 
 
 @cache
@@ -85,29 +55,6 @@ def make_model(kind: str, normalise: str, log: bool, store: Store) -> Model:
 
 
 kinds = st.sampled_from(list(KINDS))
-
-
-@law()
-@given(st.data(), kinds, st.sampled_from(["none", "block", "rolling"]), st.booleans(), st.integers(1, 6))
-def test_the_other_byte_order(store, swapped, data, kind, normalise, log, batch_size):
-    """Trials of a store in the other byte order have the same hash, bins, statistics and log-probabilities."""
-    model = make_model(kind, normalise, log, store)
-    at = data.draw(st.lists(st.integers(0, len(store.trials) - 1), min_size=1, max_size=5, unique=True))
-    trials, others = [store.trials[i] for i in at], [swapped.trials[i] for i in at]
-    assert swapped.find_changed(others) == []
-    for a, b in zip(trials, others, strict=True):
-        assert a == b and store.read_bins(a).tobytes() == swapped.read_bins(b).tobytes()
-        for name in ("block_statistics", "past_statistics"):
-            before, after = getattr(store, name)(a, log), getattr(swapped, name)(b, log)
-            assert np.array_equal(before.mean, after.mean) and np.array_equal(before.sd, after.sd)
-            assert before.n_bins == after.n_bins
-    expected = decode_trials(model, store, trials, batch_size=batch_size, keep_log_probs=True)
-    found = decode_trials(model, swapped, others, batch_size=batch_size, keep_log_probs=True)
-    for a, b in zip(expected, found, strict=True):
-        patch = model.config.settings.front_end.patch
-        assert_same_frames("byte order", b.log_probs, a.log_probs, patch, bound=0.0, context=a.trial.id)
-        assert a.tokens == b.tokens
-    cases["byte order"] += 1
 
 
 @law(0.25)

@@ -242,7 +242,7 @@ class Bench:
     def __init__(self, workspace: Path, name: str, scratch: Path) -> None:
         self.workspace, self.name, self.scratch = workspace, name, scratch
         self.command = COMMANDS[name]
-        last = max(p.name for p in (workspace / "store" / "sessions").glob("*.h5")).removesuffix(".h5")
+        last = max(p.name for p in (workspace / "store" / "sessions").glob("*.npy")).removesuffix(".npy")
         self.arguments = [last if a == "LAST" else a for a in self.command.arguments]
         self.n_copies = 0
         scratch.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def prepare(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check recordings and convert them to a store: one HDF5 file per session, with random access to trials."""
+    """Check recordings and convert them to a store: one array of bins per session, with random access to trials."""
     from arcuate.data.prepare import inspect_source, prepare_store
 
     if describe:

@@ -11,24 +11,15 @@ import numpy as np
 
 from arcuate.config import read_yaml
 from arcuate.data.alphabet import ALPHABETS, token_unit
-from arcuate.data.quality import (
-    Leakage,
-    QualityRow,
-    exclusion_flags,
-    find_leakage,
-    find_problems,
-    hash_bins,
-    hash_split,
-    quality_rows,
-)
+from arcuate.data.quality import Leakage, QualityRow, exclusion_flags, find_problems, quality_rows
 from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
 from arcuate.data.readers.process import ReaderProcess
 from arcuate.data.readers.release import find_source
 from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
-from arcuate.data.store import Store, TrialInfo, trial_info
+from arcuate.data.store import Manifest, Store
 from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.text import sentence_tokens, text_to_characters
-from arcuate.data.trial import LAYOUTS, SPLITS, Trial
+from arcuate.data.trial import SPLITS, Trial
 from arcuate.errors import UserError
 from arcuate.progress import Progress
 
@@ -130,8 +121,7 @@ def prepare_store(
     parse_features(features)
     if targets is not None and targets not in ALPHABETS:
         raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
-    # If `store` is a symbolic link, the link is kept and the folder that it points to is replaced.
-    target = Path(os.path.realpath(store) if os.path.exists(store) else os.path.abspath(store))
+    target = Path(os.path.abspath(store))
     check_store_target(target, force)
     found = find_source(Path(source), layout, _read_mapping(mapping))
     with ReaderProcess(found, features) as reader:
@@ -155,24 +145,16 @@ def _write_store(
         found = replace(found, classes=ALPHABETS[targets], relabel=ALPHABETS[targets] != found.classes)
     preparation = _Preparation(found, scan, scan.n_channels, reader, progress)
     with create_store(target, scan.n_channels, force) as writer:
-        for session in dict.fromkeys(file.session for file in scan.n_trials):
-            preparation.write_session(writer, session)
-        if not preparation.trials:
+        preparation.write(writer)
+        if not writer.trials:
             rows = (row.detail for row in preparation.quality if row.action == "missing")
             raise UserError(f"no trial in {found.root} could be read: {next(rows, 'the files are empty')}")
-        report = preparation.report()
-        header = {
-            "layout": found.layout,
-            "simulated": found.simulated,
-            "features": features if found.layout == "b2t24" else None,
-            "reader": None if found.layout in LAYOUTS else found.layout,
-            "classes": list(found.classes),
-            "splits": report.splits,
-            "hashes": report.hashes,
-            "leakage": report.leakage,
-        }
-        writer.write_manifest(header, preparation.trials, report.quality)
-    return report
+        chosen = features if found.layout == "b2t24" else None
+        manifest = writer.finish(
+            found.layout, found.classes, preparation.quality, features=chosen, simulated=found.simulated
+        )
+    report = preparation.report(manifest)
+    return replace(report, hashes=Store.open(target).hashes)
 
 
 def inspect_source(
@@ -312,19 +294,17 @@ class _Preparation:
     ) -> None:
         self.source, self.scan, self.n_channels, self.reader = source, scan, n_channels, reader
         self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
-        self.trials: list[TrialInfo] = []
         self.quality: list[QualityRow] = list(scan.rows)
-        self.bins_hashes: dict[str, list[bytes]] = {split: [] for split in SPLITS}
 
-    def write_session(self, writer: StoreWriter, session: str) -> None:
-        with writer.session(session) as out:
+    def write(self, writer: StoreWriter) -> None:
+        for session in dict.fromkeys(file.session for file in self.scan.n_trials):
             for file in self.scan.n_trials:
                 if file.session == session:
-                    for trial in self._read_file(file):
-                        out.add(trial)
+                    for trial, flags in self._read_file(file):
+                        writer.add(trial, flags)
 
-    def _read_file(self, file: SourceFile) -> Iterator[Trial]:
-        """The readable trials of a file; every trial is checked and its findings are recorded."""
+    def _read_file(self, file: SourceFile) -> Iterator[tuple[Trial, tuple[str, ...]]]:
+        """The readable trials of a file with their flags; every trial is checked and its findings are recorded."""
         try:
             for result in self.reader.read(file):
                 self.n_done += 1
@@ -338,8 +318,9 @@ class _Preparation:
                 trial = result.trial
                 if self.source.relabel:
                     trial, result = _relabel(result, trial, self.source.classes)
-                self._record(result, trial)
-                yield trial
+                rows = quality_rows(result, find_problems(trial))
+                self.quality.extend(rows)
+                yield trial, exclusion_flags(rows)
         except UnreadableFile as error:
             self.quality.append(_unreadable_row(file, error))
 
@@ -347,22 +328,13 @@ class _Preparation:
         detail = f"{n_channels} channels, but the other trials have {self.n_channels}"
         return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
-    def _record(self, result: ReadResult, trial: Trial) -> None:
-        rows = quality_rows(result, find_problems(trial))
-        bins_hash = hash_bins(trial.bins)
-        if len(trial.bins):
-            self.bins_hashes[trial.split].append(bins_hash)
-        self.quality.extend(rows)
-        self.trials.append(trial_info(trial, exclusion_flags(rows), bins_hash))
-
-    def report(self) -> PrepareReport:
-        by_split: dict[str, list[TrialInfo]] = {split: [t for t in self.trials if t.split == split] for split in SPLITS}
-        texts = {split: [t.text for t in trials if t.text] for split, trials in by_split.items()}
+    def report(self, manifest: Manifest) -> PrepareReport:
+        by_split = {split: [t for t in manifest.trials if t.split == split] for split in SPLITS}
         return PrepareReport(
             layout=self.source.layout,
             n_channels=self.n_channels,
-            sessions=tuple(dict.fromkeys(t.session for t in self.trials)),
-            trials=len(self.trials),
+            sessions=tuple(manifest.statistics),
+            trials=len(manifest.trials),
             splits={
                 split: {
                     "trials": len(trials),
@@ -374,7 +346,7 @@ class _Preparation:
             quality=tuple(self.quality),
             files=self.scan.trials_by_file,
             notes=self.source.notes,
-            hashes={split: hash_split(t.sha256 for t in trials) for split, trials in by_split.items()},
-            leakage=find_leakage(self.bins_hashes, texts),
+            hashes={},
+            leakage=manifest.leakage,
             written=True,
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -108,19 +108,9 @@ def write_quality_csv(path: Path, rows: Iterable[QualityRow]) -> None:
 # --- leakage between splits, found by content hashes ------------------------------------------------------
 
 
-class TextOverlap(TypedDict):
-    """Sentences of one split that also occur in another."""
-
-    n: int
-    of: int
-    share: float | None  # None if there are no texts to compare (0 means no overlap)
-
-
-class Leakage(TypedDict):
-    """What two splits have in common."""
-
-    trials: dict[str, int]  # "train-val": identical recordings
-    texts: dict[str, TextOverlap]  # "val in train": identical sentences after normalisation
+# What splits have in common. "trials": number of identical recordings by pair ("train-val"); "texts": by pair ("val in
+# train"), n of the `of` sentences also occur in the other split, as a share that is None without texts to compare.
+Leakage: TypeAlias = dict[str, dict[str, Any]]
 
 
 def hash_bins(bins: np.ndarray) -> bytes:
@@ -135,21 +125,6 @@ def hash_trial(bins_hash: bytes, tokens: Sequence[int] | None, text: str | None)
     digest = hashlib.sha256(bins_hash)
     digest.update(repr((None if tokens is None else [int(token) for token in tokens], text)).encode())
     return digest.hexdigest()
-
-
-def hash_arrays(arrays: Mapping[str, np.ndarray]) -> str:
-    """Hash of named arrays: names, shapes and little-endian values."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
-    return digest.hexdigest()
-
-
-def hash_split(hashes: Iterable[str]) -> str:
-    """Hash of a set of trials, independent of their order."""
-    return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
 
 
 def find_leakage(bins_hashes: Mapping[str, Sequence[bytes]], texts: Mapping[str, Sequence[str]]) -> Leakage:
@@ -169,6 +144,6 @@ def find_leakage(bins_hashes: Mapping[str, Sequence[bytes]], texts: Mapping[str,
     }
 
 
-def _overlap(texts: Sequence[str], other: frozenset[str]) -> TextOverlap:
+def _overlap(texts: Sequence[str], other: frozenset[str]) -> dict[str, Any]:
     n = sum(text in other for text in texts)
     return {"n": n, "of": len(texts), "share": round(n / len(texts), 4) if texts and other else None}

@@ -1,43 +1,46 @@
-"""The store: prepared trials, one HDF5 file per recording session, with random access.
+"""The store: prepared trials, one array of bins per recording session, with random access.
 
-    STORE/manifest.json            layout, alphabet, splits with content hashes, leakage, one entry per trial
+    STORE/manifest.json            layout, alphabet, leakage, one entry per trial, and a hash of all of it
     STORE/quality.csv              every case that the quality checks found
-    STORE/sessions/<session>.h5    concatenated bins of all trials, statistics of blocks and of earlier trials
+    STORE/sessions/<session>.npy   bins of all trials of a session, one after another: (T, C) float32
+    STORE/sessions/<session>.npz   mean and SD of the session's blocks, and of the bins before each trial
 
-Bins are stored as in the source. Reading replaces NaN and infinity by 0 in trials flagged as non-finite.
+Bins are stored as in the source. Reading replaces NaN and infinity by 0 in trials flagged as non-finite. No file stays
+open between two reads, so that a store can be used from several processes.
 """
 
+import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from arcuate.data.alphabet import BLANK, CLASSES, check_alphabet
-from arcuate.data.quality import NON_FINITE, hash_arrays, hash_bins, hash_split, hash_trial
+from arcuate.data.alphabet import BLANK, check_alphabet
+from arcuate.data.quality import NON_FINITE, Leakage, hash_bins, hash_trial
 from arcuate.data.readers.source import is_safe_name
-from arcuate.data.statistics import Statistics
-from arcuate.data.trial import LAYOUTS, LIVE_CORPUS, Layout, Split, Trial, trial_id
+from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
+from arcuate.data.trial import LIVE_CORPUS, SPLITS, Layout, Split, Trial, trial_id
 from arcuate.errors import UserError, check_regular, check_resources
-from arcuate.files import old_folder, similar_folder, to_frame
+from arcuate.files import old_folder, read_npz, similar_folder, to_frame
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
 
 FORMAT = "arcuate store"
-VERSION = 1
+VERSION = 2
 LOG_PREFIX = "log_"  # prefix of arrays with statistics of logarithms
 MANIFEST_FILE = "manifest.json"
 QUALITY_FILE = "quality.csv"
+HEADER_BYTES = 128  # of a session's array
 _MAX_MANIFEST_BYTES = 1_000_000_000
-_CACHE_BYTES = 2**18  # per open session; small, because random access rarely returns to a chunk
 
 
 @dataclass(frozen=True)
@@ -59,119 +62,54 @@ class TrialInfo:
     sha256: str = ""  # hash of bins, tokens and text
 
 
-def trial_info(trial: Trial, flags: tuple[str, ...], bins_hash: bytes) -> TrialInfo:
-    """The manifest entry of a trial, given its quality flags and the hash of its bins."""
-    tokens = None if trial.tokens is None else tuple(int(token) for token in trial.tokens)
-    return TrialInfo(
-        id=trial.id,
-        session=trial.session,
-        split=trial.split,
-        number=trial.number,
-        block=trial.block,
-        n_bins=len(trial.bins),
-        tokens=tokens,
-        text=trial.text,
-        corpus=trial.corpus,
-        mode=trial.mode,
-        usable=not flags,
-        flags=flags,
-        sha256=hash_trial(bins_hash, tokens, trial.text),
-    )
+class Manifest(BaseModel):
+    """Everything about a store except its bins and statistics."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-@dataclass(frozen=True)
-class SessionInfo:
-    """The manifest entry of one session file."""
+    layout: Layout
+    features: str | None = None  # of the '24 layout
+    simulated: bool = False
+    n_channels: int = Field(ge=1, le=65536)
+    classes: tuple[str, ...]  # alphabet of the labels
+    leakage: Leakage
+    statistics: dict[str, str]  # session -> hash of its file of statistics
+    trials: tuple[TrialInfo, ...]  # those of a session in the order of its bins
 
-    name: str
-    n_trials: int
-    n_bins: int
-    n_bytes: int  # file size, to detect an incomplete copy
-    statistics: str = ""  # hash of the block and past statistics; empty in stores of earlier versions
-
-
-@dataclass(frozen=True)
-class _TrialLocation:
-    """Where a trial is stored in its session's file."""
-
-    session: str
-    row: int  # index among the trials of the session
-    start: int  # first bin
-
-
-class _SessionFile:
-    """An open session file; its arrays are checked against the manifest."""
-
-    def __init__(self, path: Path, entry: SessionInfo, n_channels: int) -> None:
-        n_trials, n_bins = entry.n_trials, entry.n_bins
-        check_regular(path)
-        self.file = h5py.File(path, rdcc_nbytes=_CACHE_BYTES)
-        self.bins = self._array("bins", (n_bins, n_channels), "f")
-        self.past = {log: self._pair(log, "past", (n_trials, n_channels)) for log in ("", LOG_PREFIX)}
-        self.past_n = self._array("past_n", (n_trials,), "i")[:]
-        self.block_of = self._array("block_of", (n_trials,), "i")[:]
-        n_blocks = int(self.block_of.max(initial=-1)) + 1
-        if n_blocks > n_trials or self.block_of.min(initial=0) < 0:
-            raise ValueError("block_of points outside the blocks")
-        pairs = {log: self._pair(log, "block", (n_blocks, n_channels)) for log in ("", LOG_PREFIX)}
-        self.block = {log: (mean[:], sd[:]) for log, (mean, sd) in pairs.items()}
-        self.block_n = self._array("block_n", (n_blocks,), "i")[:]
-        for array in (a for pair in self.block.values() for a in pair):
-            array.flags.writeable = False  # shared by all callers
-        self._check_statistics(entry)
-
-    def _check_statistics(self, entry: SessionInfo) -> None:
-        """Verify the statistics, because they affect scores through normalisation."""
-        arrays: dict[str, np.ndarray] = {"block_of": self.block_of, "block_n": self.block_n, "past_n": self.past_n}
-        for name, pairs in (("block", self.block), ("past", self.past)):
-            for log, (mean, sd) in pairs.items():
-                arrays |= {f"{log}{name}_mean": mean[:], f"{log}{name}_sd": sd[:]}
-        for name, array in arrays.items():
-            if not np.isfinite(array).all() or (name.endswith(("_sd", "_n")) and array.min(initial=0) < 0):
-                raise ValueError(f"{name} contains invalid statistics")
-        if entry.statistics and hash_arrays(arrays) != entry.statistics:
-            raise ValueError("its block statistics were changed after it was prepared")
-
-    def _pair(self, log: str, name: str, shape: tuple[int, ...]) -> tuple[h5py.Dataset, h5py.Dataset]:
-        return self._array(f"{log}{name}_mean", shape, "f"), self._array(f"{log}{name}_sd", shape, "f")
-
-    def _array(self, name: str, shape: tuple[int, ...], kind: str) -> h5py.Dataset:
-        links = self.file.id.links
-        if not links.exists(name.encode()) or links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{name} is missing")
-        data = self.file[name]
-        plain = isinstance(data, h5py.Dataset) and not data.external and not data.is_virtual
-        if not plain or data.shape != shape or data.dtype.kind != kind:
-            raise ValueError(f"{name} is not an array of shape {shape}")
-        return data
+    def to_text(self) -> str:
+        """The file: one line with format, version and the hash of all other lines, then one line per trial."""
+        tree = self.model_dump(mode="json", exclude={"trials"})
+        rows = ",\n  ".join(json.dumps(vars(info), ensure_ascii=False) for info in self.trials)
+        head = json.dumps(tree, indent=1, ensure_ascii=False).removeprefix("{\n").removesuffix("\n}")
+        text = f'{head},\n "trials": [\n  {rows}\n ]\n}}\n'
+        return f'{{"format": "{FORMAT}", "version": {VERSION}, "sha256": "{_hash(text.encode())}",\n{text}'
 
 
 class Store:
-    """A prepared data set. Files are opened on first use; handles are never shared between processes."""
+    """A prepared data set."""
 
-    def __init__(
-        self, path: Path, manifest: dict[str, Any], sessions: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self.manifest = manifest  # without the trials
-        self.layout: Layout = manifest["layout"]
-        self.n_channels: int = manifest["n_channels"]
-        self.classes: tuple[str, ...] = manifest["classes"]  # alphabet of the labels
-        self.simulated: bool = manifest.get("simulated") is True  # earlier versions did not record it
-        self.trials = trials
-        self.sessions: tuple[str, ...] = tuple(entry.name for entry in sessions)
+        self.layout: Layout = manifest.layout
+        self.features = manifest.features
+        self.n_channels = manifest.n_channels
+        self.classes = manifest.classes
+        self.simulated = manifest.simulated
+        self.leakage = manifest.leakage
+        self.trials = manifest.trials
+        self.sessions: tuple[str, ...] = tuple(manifest.statistics)
         self.report: PrepareReport | None = None  # set by `prepare`
-        self._session_infos = {info.name: info for info in sessions}
+        self._statistics_hashes = manifest.statistics
         self._locations = _locate_trials(self.trials)
-        self._files: dict[str, _SessionFile] = {}
-        self._pid = os.getpid()
+        self._statistics: dict[tuple[str, str], dict[str, np.ndarray]] = {}  # of a session and kind, once read
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Store":
-        """Open a prepared store; raises UserError if it is missing, damaged or incomplete."""
+        """Open a prepared store; raises UserError if it is missing, damaged, changed or incomplete."""
         path = Path(path)
         manifest = _read_manifest(path)
-        return cls(path, manifest, *_check_manifest(path, manifest))
+        _check_files(path, manifest)
+        return cls(path, manifest)
 
     def __repr__(self) -> str:
         splits = Counter(trial.split for trial in self.trials)
@@ -182,10 +120,15 @@ class Store:
             f" {len(self.trials):,} trials ({counts}))"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_statistics": {}}
+
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
         keys = ("id", "session", "split", "block", "number", "n_bins", "text", "corpus", "flags")
         return to_frame({key: getattr(trial, key) for key in keys} for trial in self.trials)
+
+    # --- trials ------------------------------------------------------------------------------------------------
 
     def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
         """Bins (T, C) float32, written to `out` if given; non-finite values of flagged trials are replaced by 0."""
@@ -194,36 +137,86 @@ class Store:
             np.nan_to_num(bins, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         return bins
 
+    def read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        """Bins (T, C) float32 exactly as stored, NaN included."""
+        path, (_, first) = session_path(self.path, info.session), self._locations[info.id]
+        bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
+        try:
+            offset = HEADER_BYTES + 4 * self.n_channels * first
+            stored = np.fromfile(path, "<f4", info.n_bins * self.n_channels, offset=offset)
+            if stored.size != bins.size:
+                raise ValueError("it is truncated")
+            bins[...] = stored.reshape(bins.shape)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(path, error) from error
+        return bins
+
     def read(self, info: TrialInfo) -> Trial:
         """The complete trial."""
         tokens = None if info.tokens is None else np.asarray(info.tokens, dtype=np.int32)
         return Trial(
-            info.session,
-            info.split,
-            info.number,
-            info.block,
-            self.read_bins(info),
-            tokens,
-            info.text,
-            info.corpus,
-            info.mode,
+            *(info.session, info.split, info.number, info.block, self.read_bins(info), tokens),
+            *(info.text, info.corpus, info.mode),
         )
+
+    # --- statistics for normalisation --------------------------------------------------------------------------
 
     def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over the trial's block within its source file, including the trial itself.
 
         `log`: statistics of the logarithms for a model with `front_end.log1p`.
         """
-        file, location = self._locate(info)
-        block = int(file.block_of[location.row])
-        mean, sd = file.block[LOG_PREFIX if log else ""]
-        return Statistics(mean[block], sd[block], int(file.block_n[block]))
+        return self._read_statistics(info, "block", log)
 
     def past_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
         """Mean and SD over earlier trials of the block, else over the previous block, else 0 and 1 with n_bins 0."""
-        file, location = self._locate(info)
-        mean, sd = file.past[LOG_PREFIX if log else ""]
-        return Statistics(mean[location.row], sd[location.row], int(file.past_n[location.row]))
+        return self._read_statistics(info, "past", log)
+
+    def _read_statistics(self, info: TrialInfo, kind: str, log: bool) -> Statistics:
+        name = f"{LOG_PREFIX if log else ''}{kind}"
+        arrays = self._statistics.get((info.session, name))
+        if arrays is None:
+            wanted = {f"{name}_mean": "mean", f"{name}_sd": "sd", f"{kind}_n": "n", "block_of": "block_of"}
+            path = statistics_path(self.path, info.session)
+            try:
+                if _hash(path.read_bytes()) != self._statistics_hashes[info.session]:
+                    raise ValueError("the statistics were changed after it was prepared")
+                arrays = {wanted[key]: array for key, array in read_npz(path, wanted).items()}
+                self._check_statistics(info.session, kind, arrays)
+            except (OSError, ValueError, KeyError) as error:
+                raise self._unreadable(path, error) from error
+            self._statistics[info.session, name] = arrays
+        row = self._locations[info.id][0]
+        if kind == "block":
+            row = int(arrays["block_of"][row])
+        return Statistics(arrays["mean"][row], arrays["sd"][row], int(arrays["n"][row]))
+
+    def _check_statistics(self, session: str, kind: str, arrays: dict[str, np.ndarray]) -> None:
+        n_trials = sum(trial.session == session for trial in self.trials)
+        n_rows = int(arrays["block_of"].max(initial=-1)) + 1 if kind == "block" else n_trials
+        shapes = {"mean": (n_rows, self.n_channels), "sd": (n_rows, self.n_channels), "n": (n_rows,)}
+        for name, shape in {**shapes, "block_of": (n_trials,)}.items():
+            if arrays[name].shape != shape or arrays[name].dtype.kind not in "if":
+                raise ValueError(f"{name} is not an array of shape {shape}")
+        for array in arrays.values():
+            array.flags.writeable = False  # shared by all callers
+
+    def _unreadable(self, path: Path, error: Exception) -> UserError:
+        if isinstance(error, FileNotFoundError):
+            missing = path if self.path.is_dir() else self.path
+            return UserError(f"{missing} no longer exists; was the store moved, replaced or its disk unmounted?")
+        return _damaged(path, error)
+
+    # --- checks --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """Hash of each split: all that its trials contribute to training and evaluation."""
+        return {split: self.hash_of(t for t in self.trials if t.split == split) for split in SPLITS}
+
+    def hash_of(self, trials: Iterable[TrialInfo]) -> str:
+        """Hash of these trials in any order: bins, labels, texts, blocks, flags; statistics follow from them."""
+        return _hash("\n".join(sorted(json.dumps(vars(info), sort_keys=True) for info in trials)).encode())
 
     def find_changed(self, trials: Sequence[TrialInfo] | None = None, progress: Progress | None = None) -> list[str]:
         """Ids of the given trials (default: all) whose content does not match the hash in the manifest."""
@@ -245,12 +238,6 @@ class Store:
                 f" trials differ from their hash (first: {changed[0]}); prepare the source again"
             )
 
-    @property
-    def statistics_hash(self) -> str | None:
-        """Hash of the statistics of all sessions; None for a store of an earlier version."""
-        hashes = [info.statistics for info in self._session_infos.values()]
-        return hash_split(hashes) if all(hashes) else None
-
     def check_classes(self, classes: Sequence[str]) -> None:
         """Raise UserError if the classes of a model differ from those of the labels in this store."""
         if tuple(classes) != self.classes and any(info.tokens for info in self.trials):
@@ -263,56 +250,58 @@ class Store:
     def check_trained_on(self, trained_on: Mapping[str, Any] | None) -> None:
         """Raise UserError if a model was trained on features or electrodes that differ from those of this store.
 
-        `trained_on` is the entry `data` of a run's environment; what an earlier version did not record is not compared.
+        `trained_on` is the entry `data` of a run's environment.
         """
         known = trained_on or {}
         if all(info.corpus == LIVE_CORPUS for info in self.trials):
             return  # a live recording contains the bins that the model received
-        for name, here in (("layout", self.layout), ("features", self.manifest.get("features"))):
+        for name, here in (("layout", self.layout), ("features", self.features)):
             if here is not None and known.get(name) not in (None, here):
                 raise UserError(
                     f"the model was trained on {name} {known[name]}, but {self.path.name} has {here}; prepare the data"
                     " as for training"
                 )
 
-    def close(self) -> None:
-        if self._pid == os.getpid():
-            for session in self._files.values():
-                session.file.close()
-        self._files = {}
 
-    def read_stored(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
-        """Bins (T, C) float32 exactly as stored, NaN included."""
-        file, location = self._locate(info)
-        bins = np.empty((info.n_bins, self.n_channels), dtype=np.float32) if out is None else out
-        if info.n_bins:
-            try:
-                file.bins.read_direct(bins, np.s_[location.start : location.start + info.n_bins])
-            except (OSError, ValueError, TypeError, RuntimeError) as error:
-                raise _damaged(session_path(self.path, location.session), error) from error
-        return bins
+class ChangedStore(Store):
+    """A store whose bins are changed when they are read; nothing is written.
 
-    def _locate(self, info: TrialInfo) -> tuple[_SessionFile, _TrialLocation]:
-        """The open file of a trial's session, and where the trial is stored in it."""
-        if self._pid != os.getpid():  # after a fork, the parent's handles must not be used
-            self._files, self._pid = {}, os.getpid()
-        location = self._locations[info.id]
-        file = self._files.get(location.session)
-        if file is None:
-            entry, path = self._session_infos[location.session], session_path(self.path, location.session)
-            try:
-                file = _SessionFile(path, entry, self.n_channels)
-            except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-                raise _damaged(path, error) from error
-            self._files[location.session] = file
-        return file, location
+    With `renormalise`, the statistics of a trial are those of the changed trials of its block and split.
+    """
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}, "_pid": -1}
+    def __init__(self, store: Store, change: Callable[[TrialInfo], np.ndarray], renormalise: bool = False) -> None:
+        vars(self).update(vars(store))
+        self._change, self._renormalise = change, renormalise
+        self._of_block: dict[tuple[str, int, str, bool], Statistics] = {}
+
+    def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
+        bins = self._change(info).astype(np.float32, copy=False)
+        if out is None:
+            return bins
+        out[...] = bins
+        return out
+
+    def _read_statistics(self, info: TrialInfo, kind: str, log: bool) -> Statistics:
+        if not self._renormalise:
+            return super()._read_statistics(info, kind, log)
+        key = (info.session, info.block, info.split, log)
+        if key not in self._of_block:
+            total = RunningStatistics.empty(self.n_channels)
+            for trial in self.trials:
+                if (trial.session, trial.block, trial.split) == key[:3]:
+                    bins = self.read_bins(trial)
+                    total = total.merge(RunningStatistics.from_bins(signed_log(bins) if log else bins))
+            self._of_block[key] = total.statistics()
+        return self._of_block[key]
 
 
 def session_path(store: Path, name: str) -> Path:
-    return store / "sessions" / f"{name}.h5"
+    """The array of a session's bins."""
+    return store / "sessions" / f"{name}.npy"
+
+
+def statistics_path(store: Path, name: str) -> Path:
+    return store / "sessions" / f"{name}.npz"
 
 
 def is_store(path: Path) -> bool:
@@ -325,21 +314,24 @@ def is_store(path: Path) -> bool:
         return False
 
 
-def _locate_trials(trials: tuple[TrialInfo, ...]) -> dict[str, _TrialLocation]:
-    """Trials are concatenated in their session's file in the order of the manifest."""
-    locations: dict[str, _TrialLocation] = {}
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _locate_trials(trials: Sequence[TrialInfo]) -> dict[str, tuple[int, int]]:
+    """By trial id, its position among the trials of its session, and its first bin in the array of the session."""
+    locations: dict[str, tuple[int, int]] = {}
     ends: dict[str, tuple[int, int]] = {}
     for info in trials:
-        row, start = ends.get(info.session, (0, 0))
-        locations[info.id] = _TrialLocation(info.session, row, start)
-        ends[info.session] = row + 1, start + info.n_bins
+        row, first = locations[info.id] = ends.get(info.session, (0, 0))
+        ends[info.session] = row + 1, first + info.n_bins
     return locations
 
 
-# --- validation of a manifest that may be damaged or hostile ---------------------------------------------
+# --- validation of a manifest that may be damaged or hostile -----------------------------------------------------
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_FILE
     if not path.is_dir() and is_store(old_folder(path)):
         raise UserError(
@@ -353,83 +345,54 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{path} is not a store (no {MANIFEST_FILE}); create one with `arcuate prepare SOURCE STORE`")
     try:
-        if file.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise ValueError("too large")
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        check_regular(file, _MAX_MANIFEST_BYTES)
+        content = file.read_bytes()
+        tree = json.loads(content)
+        if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
+            raise UserError(f"{file} does not belong to a store; create one with `arcuate prepare SOURCE STORE`")
+        if (version := tree.pop("version", None)) != VERSION:
+            raise UserError(
+                f"{path} has store format {version}, this version reads format {VERSION}; prepare the source again"
+            )
+        if tree.pop("sha256", None) != _hash(content.partition(b"\n")[2]):
+            raise UserError(f"{file} was changed after it was prepared; prepare the source again")
+        manifest = Manifest.model_validate(tree)
+        _check_consistency(manifest)
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(file, error) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"{file} does not belong to a store; create one with `arcuate prepare SOURCE STORE`")
-    if manifest.get("version") != VERSION:
-        raise UserError(
-            f"{path} has store format {manifest.get('version')}, this version reads format {VERSION};"
-            " prepare the source again"
-        )
     return manifest
 
 
-_TRIALS = TypeAdapter(tuple[TrialInfo, ...])
-_SESSIONS = TypeAdapter(tuple[SessionInfo, ...])
-_CHANNELS = TypeAdapter(int)
-_CLASSES = TypeAdapter(tuple[str, ...])
-_SECTIONS = TypeAdapter(dict[str, dict[str, Any]])
-_HASHES = TypeAdapter(dict[str, str])
-
-
-def _check_manifest(path: Path, manifest: dict[str, Any]) -> tuple[tuple[SessionInfo, ...], tuple[TrialInfo, ...]]:
-    """Validate the manifest itself and against the files; returns its sessions and trials."""
-    try:
-        entries = _SESSIONS.validate_python(manifest["sessions"])
-        trials = _TRIALS.validate_python(manifest.pop("trials"))
-        manifest["n_channels"] = _CHANNELS.validate_python(manifest["n_channels"])
-        # Stores of earlier versions hold phonemes and do not name them.
-        manifest["classes"] = check_alphabet(_CLASSES.validate_python(manifest.get("classes", CLASSES)))
-        _HASHES.validate_python(manifest.get("hashes", {}))
-        _SECTIONS.validate_python({name: manifest[name] for name in ("splits", "leakage") if name in manifest})
-        _check_consistency(manifest, entries, trials)
-    except (KeyError, ValueError, ValidationError) as error:
-        raise _damaged(path / MANIFEST_FILE, error) from error
-    for entry in entries:
-        file = session_path(path, entry.name)
-        size = file.stat().st_size if file.is_file() else None
-        if size != entry.n_bytes:
-            state = "is missing" if size is None else f"has {size} bytes instead of {entry.n_bytes}"
-            raise UserError(f"{file} {state}; copy the store again or prepare the source again")
-        _check_file_size(file, entry, manifest["n_channels"])
-    return entries, trials
-
-
-def _check_file_size(file: Path, entry: SessionInfo, n_channels: int) -> None:
-    """A model is built for `n_channels` before a file is opened, so the number has to fit the file size."""
-    rows = entry.n_bins + 4 * entry.n_trials  # bins, and mean and SD of earlier trials, plain and of logarithms
-    if rows * n_channels * 4 > entry.n_bytes:
-        raise UserError(
-            f"{file} has {entry.n_bytes} bytes, too few for {n_channels} channels; prepare the source again"
-        )
-
-
-def _check_consistency(
-    manifest: dict[str, Any], entries: tuple[SessionInfo, ...], trials: tuple[TrialInfo, ...]
-) -> None:
-    layout, n_classes = manifest["layout"], len(manifest["classes"])
-    known = (*LAYOUTS, manifest.get("reader"))  # stores of other layouts record their reader
-    if layout not in known or not is_safe_name(str(layout)) or not 1 <= manifest["n_channels"] <= 65536:
-        raise ValueError("layout or n_channels is out of range")
-    totals = {entry.name: [0, 0] for entry in entries}
-    if len(totals) != len(entries) or not all(is_safe_name(name) for name in totals):
-        raise ValueError("session names are not distinct plain names")
-    for info in trials:
-        if info.session not in totals or info.id != trial_id(info.session, info.split, info.number):
+def _check_consistency(manifest: Manifest) -> None:
+    n_classes = len(check_alphabet(manifest.classes))
+    if not all(is_safe_name(name) for name in (manifest.layout, *manifest.statistics)):
+        raise ValueError("the layout or a session has an invalid name")
+    if {info.session for info in manifest.trials} != set(manifest.statistics):
+        raise ValueError("the sessions are not those of the trials")
+    for info in manifest.trials:
+        if info.id != trial_id(info.session, info.split, info.number):
             raise ValueError(f"trial {info.id!r} does not match its session, split and number")
         if info.n_bins < 0 or any(not BLANK < token < n_classes for token in info.tokens or ()):
             raise ValueError(f"trial {info.id!r} has a negative length or an invalid token")
-        totals[info.session][0] += 1
-        totals[info.session][1] += info.n_bins
-    if len({info.id for info in trials}) != len(trials):
+    if len({info.id for info in manifest.trials}) != len(manifest.trials):
         raise ValueError("trial ids are not distinct")
-    for entry in entries:
-        if totals[entry.name] != [entry.n_trials, entry.n_bins]:
-            raise ValueError(f"trial or bin count of session {entry.name} does not match its trials")
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    """Find an incomplete copy: the sizes of all arrays follow from the manifest."""
+    n_bins: Counter[str] = Counter()
+    for info in manifest.trials:
+        n_bins[info.session] += info.n_bins
+    for session in manifest.statistics:
+        for file in (session_path(path, session), statistics_path(path, session)):
+            if not file.is_file():
+                raise UserError(f"{file} is missing; copy the store again or prepare the source again")
+        file = session_path(path, session)
+        size, expected = file.stat().st_size, HEADER_BYTES + 4 * manifest.n_channels * n_bins[session]
+        if size != expected:
+            raise UserError(
+                f"{file} has {size} bytes instead of {expected}; copy the store again or prepare the source again"
+            )
 
 
 def _shorten(classes: Sequence[str]) -> str:

@@ -72,15 +72,12 @@ def check_data(
         if data is not None or decode_training:
             raise
         return DataCheck(notes=(f"the data were not checked: {error}",))
-    try:
-        sessions = set(run.data().get("sessions") or store.sessions)
-        train = [t for t in store.trials if t.split == "train" and t.session in sessions and t.tokens is not None]
-        used = [t for t in train if t.usable]
-        notes = list(_note_excluded(train))
-        faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, store, used), *_check_copies(used)]
-        faults += _check_results(run, store, used, decode_training, notes, progress)
-    finally:
-        store.close()
+    sessions = set(run.data().get("sessions") or store.sessions)
+    train = [t for t in store.trials if t.split == "train" and t.session in sessions and t.tokens is not None]
+    used = [t for t in train if t.usable]
+    notes = list(_note_excluded(train))
+    faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, store, used), *_check_copies(used)]
+    faults += _check_results(run, store, used, decode_training, notes, progress)
     ordered = sorted(faults, key=lambda fault: (not fault.severe, -fault.share))
     return DataCheck(tuple(ordered), tuple(notes), len(used))
 

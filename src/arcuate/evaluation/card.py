@@ -395,8 +395,6 @@ def _data_table(facts: _Facts) -> str:
         rows.append(("features", _plain(facts.data["features"])))
     hashes = facts.data.get("hashes")
     rows += [(f"content hash, {_plain(split)}", f"`{_plain(value)}`") for split, value in _mapping(hashes).items()]
-    if facts.data.get("statistics"):
-        rows.append(("hash of block statistics", f"`{_plain(facts.data['statistics'])}`"))
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from arcuate.data.seeds import derive_seed
-from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
-from arcuate.data.store import Store, TrialInfo
+from arcuate.data.statistics import Statistics
+from arcuate.data.store import ChangedStore, Store, TrialInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _LINE_HZ, _BINS_PER_SECOND = 60.0, 50.0  # in bins of 20 ms, 60 Hz is aliased to 10 Hz
@@ -144,51 +144,11 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 }
 
 
-class ChangedStore(Store):
-    """A store whose trials are changed when they are read; nothing is written.
-
-    With `renormalise`, the statistics of a trial are those of the changed trials of its block and split.
-    """
-
-    def __init__(
-        self, store: Store, change: Callable[[TrialInfo], np.ndarray] | None, renormalise: bool = False
-    ) -> None:
-        vars(self).update(vars(store))  # the same files and manifest
-        self._files = {}  # own file handles, because training closes its store
-        self._source, self._change, self._renormalise = store, change or store.read_bins, renormalise
-        self._of_block: dict[tuple[str, int, str, bool], Statistics] = {}
-
-    def read_bins(self, info: TrialInfo, out: np.ndarray | None = None) -> np.ndarray:
-        bins = self._change(info).astype(np.float32, copy=False)
-        if out is None:
-            return bins
-        out[...] = bins
-        return out
-
-    def block_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
-        return self._changed(info, log) if self._renormalise else self._source.block_statistics(info, log)
-
-    def past_statistics(self, info: TrialInfo, log: bool = False) -> Statistics:
-        return self._changed(info, log) if self._renormalise else self._source.past_statistics(info, log)
-
-    def _changed(self, info: TrialInfo, log: bool) -> Statistics:
-        """Statistics of the changed trials of the same block and split."""
-        key = (info.session, info.block, info.split, log)
-        if key not in self._of_block:
-            total = RunningStatistics.empty(self.n_channels)
-            for trial in self.trials:
-                if (trial.session, trial.block, trial.split) == key[:3]:
-                    bins = self.read_bins(trial)
-                    total = total.merge(RunningStatistics.from_bins(signed_log(bins) if log else bins))
-            self._of_block[key] = total.statistics()
-        return self._of_block[key]
-
-
 def corrupt(
     store: Store, corruption: Corruption, severity: int, *, renormalise: bool = False, seed: int = 0
 ) -> ChangedStore:
     """The store with a fault of one of the `SEVERITIES` in every trial."""
-    n_kinds = 1 + str(store.manifest.get("features", "")).split(":")[0].count("+")
+    n_kinds = 1 + str(store.features).split(":")[0].count("+")
     n_electrodes = store.n_channels // n_kinds if store.n_channels % n_kinds == 0 else store.n_channels
 
     def change(info: TrialInfo) -> np.ndarray:

@@ -409,7 +409,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         "greedy" if beam is None else "beam",
         beam,
         scored.head,
-        store.manifest.get("hashes", {}).get(split),
+        store.hashes.get(split),
         _changed_splits(source, store),
     )
 
@@ -453,8 +453,7 @@ def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedT
 def _log_differences(source: ModelSource, store: Store, split: str, config: ModelConfig) -> None:
     """Report content that differs from the training data, and sessions that are unknown to the model."""
     if differ := _changed_splits(source, store):
-        parts = " and ".join(part if part == "statistics" else f"{part} trials" for part in differ)
-        logger.info(f"the {parts} of {store.path} differ from those the run was trained with")
+        logger.info(f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with")
     excluded = _excluded_trials(store, split, config)
     if excluded.n_trials:
         names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
@@ -466,12 +465,9 @@ def _log_differences(source: ModelSource, store: Store, split: str, config: Mode
 
 
 def _changed_splits(source: ModelSource, store: Store) -> list[str] | None:
-    """Splits and statistics whose content differs from the training data; None if the run records no hashes."""
+    """Splits whose content differs from the training data; None if the run records no hashes."""
     trained_on = source.trained_on or {}
     before = trained_on.get("hashes")
     if not isinstance(before, dict):
         return None
-    now = store.manifest.get("hashes", {})
-    changed: list[str] = [split for split in SPLITS if before.get(split) != now.get(split)]
-    known, found = trained_on.get("statistics"), store.statistics_hash
-    return [*changed, "statistics"] if known and found and known != found else changed
+    return [split for split in SPLITS if before.get(split) != store.hashes[split]]

@@ -327,7 +327,7 @@ def open_experiment(experiment: Experiment) -> None:
     if not file.exists():
         check_new_folder(experiment.out, "an ablation")
     factors = {f.name: list(f.overrides) for f in experiment.factors}
-    hashes = Store.open(experiment.data).manifest.get("hashes")
+    hashes = Store.open(experiment.data).hashes
     base = experiment.load(experiment.arms[0])
     open_folder(file, "an ablation", base, {"factors": factors, "data": hashes})
 

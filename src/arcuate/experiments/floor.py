@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
-from arcuate.data.store import Store, TrialInfo
+from arcuate.data.store import ChangedStore, Store, TrialInfo
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.log_probs import reorder_for_words
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
-from arcuate.evaluation.corruption import ChangedStore
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TrialResult, decode_trials

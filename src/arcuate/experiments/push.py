@@ -24,7 +24,7 @@ from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
 _VERSIONS = ("arcuate", "python", "torch", "numpy", "scipy", "h5py", "pydantic", "safetensors", "rapidfuzz")
 _FACTS = (*_VERSIONS, "n_parameters", "selected_on", "precision", "lineage", "parent", "calibration")
-_DATA = ("layout", "features", "n_channels", "classes", "simulated", "sessions", "hashes", "statistics")
+_DATA = ("layout", "features", "n_channels", "classes", "simulated", "sessions", "hashes")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@ -]+){2,}|(?<![\w.:/\\])~[/\\][\w.+@-]+")
 _HOME = re.compile(r"[/\\](?:home|Users)[/\\]\w")
 

@@ -193,7 +193,7 @@ def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
             if not _is_started(plan.out):  # another worker may have started it meanwhile
                 raise
     space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
-    hashes = hashlib.sha256(json.dumps(store.manifest.get("hashes"), sort_keys=True).encode()).hexdigest()
+    hashes = hashlib.sha256(json.dumps(store.hashes, sort_keys=True).encode()).hexdigest()
     varied: dict[str, Any] = {"space": space, "data": hashes}
     if plan.storage is not None:
         varied["storage"] = without_password(plan.storage)

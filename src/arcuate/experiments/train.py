@@ -152,7 +152,6 @@ def train(
     if resume and not dry_run and run.recipe_file.is_file():
         check_not_calibrated(run)
         check_same_recipe(run, recipe)
-    store.close()  # loader processes are started from here and must not inherit open files
     # A run that was killed early may have no environment.json.
     previous = run.environment() if resume and run.recipe_file.is_file() and run.environment_file.is_file() else {}
     runtime = _same_threads(recipe, previous)
@@ -214,13 +213,12 @@ def describe_store(store: Store, sessions: Sequence[str]) -> dict[str, Any]:
     return {
         "path": str(store.path.resolve()),
         "layout": store.layout,
-        "features": store.manifest.get("features"),
+        "features": store.features,
         "n_channels": store.n_channels,
         "classes": list(store.classes),
         "simulated": store.simulated,
         "sessions": list(sessions),
-        "hashes": store.manifest.get("hashes"),
-        "statistics": store.statistics_hash,
+        "hashes": store.hashes,
     }
 
 
@@ -404,7 +402,6 @@ def _check_threads(setup: _Setup, training: TrainingState) -> RuntimeChoice:
         lambda: compute_gradients(training, encode, [batch], machine.device, Distributed()), (1, machine.threads), 1
     )
     training.optimizer.zero_grad(set_to_none=True)
-    setup.store.close()  # loader processes must not inherit open files
     reason = f"{machine.reason}; first step: {describe_times(seconds)}"
     chosen = replace(machine, threads=fewest_threads(seconds), reason=reason)
     torch.set_num_threads(chosen.threads)
@@ -434,7 +431,6 @@ def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | Non
     training.modes = infer_modes(training.model, setup.store, setup.selection.train, report)
     if training.position == 0:
         training.averages.start(training.model)  # the mode head was initialised
-    setup.store.close()  # loader processes must not inherit open files
     if setup.distributed.is_main:
         write_modes(file, training.modes)
         logger.info(describe_modes(setup.selection.train, training.modes, setup.recipe.mode))

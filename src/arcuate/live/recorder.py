@@ -16,20 +16,11 @@ from typing import IO, Any
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.quality import (
-    QualityRow,
-    exclusion_flags,
-    find_leakage,
-    find_problems,
-    hash_bins,
-    hash_split,
-    quality_rows,
-)
+from arcuate.data.quality import exclusion_flags, find_problems, quality_rows
 from arcuate.data.readers.source import ReadResult, is_safe_name
-from arcuate.data.store import TrialInfo, trial_info
 from arcuate.data.store_writer import create_store
 from arcuate.data.text import sentence_tokens
-from arcuate.data.trial import LIVE_CORPUS, SPLITS, Split, Trial
+from arcuate.data.trial import LIVE_CORPUS, Split, Trial
 from arcuate.errors import UserError, check_resources, escape_controls
 from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
@@ -233,18 +224,14 @@ def make_store(folder: Path) -> Path | None:
     if not finals:
         return None
     trials = list(_read_trials(folder, finals, n_channels, classes))
+    sessions = list(dict.fromkeys(trial.session for trial in trials))
     quality = {trial.id: quality_rows(ReadResult(trial.id, trial), find_problems(trial)) for trial in trials}
-    infos = [trial_info(trial, exclusion_flags(quality[trial.id]), hash_bins(trial.bins)) for trial in trials]
     store = folder / STORE
     with create_store(store, n_channels, force=True) as writer:
         writer.folder.chmod(_PRIVATE_FOLDER)
-        for session in dict.fromkeys(trial.session for trial in trials):
-            with writer.session(session) as out:
-                for trial in (t for t in trials if t.session == session):
-                    out.add(trial)
-        ordered = [i for s in dict.fromkeys(t.session for t in trials) for i in infos if i.session == s]
-        found: list[QualityRow] = [row for info in ordered for row in quality[info.id]]
-        writer.write_manifest(_manifest(trials, infos) | {"classes": list(classes)}, ordered, found)
+        for trial in sorted(trials, key=lambda trial: sessions.index(trial.session)):
+            writer.add(trial, exclusion_flags(quality[trial.id]))
+        writer.finish("b2t25", classes, [row for info in writer.trials for row in quality[info.id]])
         write_jsonl(writer.folder / _LIVE, _sentence_rows(rows, trials))
         for path in writer.folder.rglob("*"):
             path.chmod(_PRIVATE_FOLDER if path.is_dir() else _PRIVATE_FILE)
@@ -283,23 +270,6 @@ def _map_bins(path: Path, n_channels: int) -> np.ndarray:
         return np.memmap(path, "<f4", "r", shape=(n_bins, n_channels))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
-
-
-def _manifest(trials: list[Trial], infos: list[TrialInfo]) -> dict[str, Any]:
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    hashes: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    for trial in trials:
-        hashes[trial.split].append(hash_bins(trial.bins))
-        texts[trial.split] += [trial.text] if trial.text else []
-    usable = {split: sum(i.usable for i in infos if i.split == split) for split in SPLITS}
-    return {
-        "layout": "b2t25",
-        "features": None,
-        "splits": {split: {"trials": len(hashes[split]), "usable": usable[split]} for split in SPLITS},
-        "hashes": {split: hash_split(i.sha256 for i in infos if i.split == split) for split in SPLITS},
-        "leakage": find_leakage(hashes, texts),
-        "recorded": "live",
-    }
 
 
 def _sentence_rows(rows: list[dict[str, Any]], trials: list[Trial]) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import h5py
@@ -14,7 +15,6 @@ from scipy.io import savemat
 from arcuate.data.alphabet import encode
 from arcuate.data.nwb_file import Column, Series, write_nwb
 from arcuate.data.readers.b2t24 import PARTITIONS
-from arcuate.data.store_writer import close_reserved, reserve_space
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, session_date
 
 FOLDERS: dict[Layout, str] = {
@@ -64,26 +64,20 @@ def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
     target = out / FOLDERS["b2t25"] / session
     target.mkdir(parents=True)
     paths = {split: target / f"data_{split}.hdf5" for split in SPLITS}
-    files = {split: h5py.File(path, "w") for split, path in paths.items()}
+    contents = {split: BytesIO() for split in SPLITS}  # in memory, because HDF5 crashes the process if the disk is full
+    files = {split: h5py.File(content, "w") for split, content in contents.items()}
     normaliser = _RollingNormaliser()
 
     def write(trial: SimulatedTrial) -> None:
         bins = normaliser.normalise(np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1), trial.block)
-        reserve_space(files[trial.split], bins.nbytes)
         _write_group(files[trial.split].create_group(f"trial_{trial.number:04d}"), bins, trial)
 
-    try:
-        yield write
-    except BaseException:
-        for file in files.values():
-            with suppress(OSError, RuntimeError):  # keep the first error; the files are discarded anyway
-                file.close()
-        raise
+    yield write
     for split, file in files.items():
-        empty = not len(file)
-        close_reserved(file)
-        if empty:
-            paths[split].unlink()
+        is_empty = not len(file)
+        file.close()
+        if not is_empty:
+            paths[split].write_bytes(contents[split].getbuffer())
 
 
 def _write_group(group: h5py.Group, bins: np.ndarray, trial: SimulatedTrial) -> None:
