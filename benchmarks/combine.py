@@ -55,7 +55,7 @@ from arcuate.evaluation.linear import (
 )
 from arcuate.evaluation.significance import score_difference
 from arcuate.files import read_json, write_json
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 
 SETS = ("t15_val_bi", "t15_val_uni", "t12_test_bi", "t12_test_uni")
 N_FOLDS = 5

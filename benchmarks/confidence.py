@@ -39,7 +39,7 @@ from arcuate.evaluation.confidence import (
 )
 from arcuate.evaluation.transcribe import read_references
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 
 HALVES: dict[str, Callable[[int, int], bool]] = {  # session number, number of sessions -> in the first half
     "first / last sessions": lambda k, n: k < n // 2,

@@ -39,7 +39,7 @@ from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.live.bench import FrameTimings, Sentence, push_bin, replay_sentences, time_stream, wait_until
 from arcuate.live.decoder import warm_up
 from arcuate.live.engine import load_search, make_engine

@@ -49,7 +49,7 @@ def main() -> None:
 
     lines = args.text.read_text("utf-8").splitlines()
     words = [word for line in lines for word in (model.words[model.bos], *line.split(), "</s>")]
-    text = model.words.find_all(words)
+    text = model.find_all(words)
     text[text < 0] = model.unk
     unigrams = np.exp(model.unigrams.astype(float))
     unigrams[model.bos] = 0

@@ -22,7 +22,7 @@ from arcuate.decoding.log_probs import read_log_probs
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 
 
 @dataclass(frozen=True)

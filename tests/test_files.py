@@ -31,7 +31,6 @@ from arcuate.files import (
     save_npz,
     write_text,
 )
-from arcuate.language.ngram.model import map_arrays, write_arrays
 from arcuate.losses.config import CTCSettings
 
 
@@ -43,11 +42,7 @@ def write_npz(path: Path) -> None:
     save_npz(path, {"x": np.arange(5)})
 
 
-def write_model_file(path: Path) -> None:
-    write_arrays(path, {"x": np.arange(5, dtype=np.int32)}, {}, force=True)
-
-
-WRITERS = [write_page, write_npz, write_model_file]
+WRITERS = [write_page, write_npz]
 
 
 def test_an_npz_holds_the_given_arrays_and_never_a_pickle(tmp_path: Path) -> None:
@@ -103,12 +98,6 @@ def test_a_link_to_itself_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
     with pytest.raises(UserError, match="broken link"):
         write_page(tmp_path / "link")
-
-
-def test_model_files_keep_their_contents(tmp_path: Path) -> None:
-    write_model_file(tmp_path / "m")
-    parts, _ = map_arrays(tmp_path / "m", {"x": "I32"}, frozenset())
-    assert parts["x"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_inputs_and_impossible_places_are_rejected(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_doctor(folder):
 
 
 def test_lm_info(folder):
-    result = arcuate(folder, "lm", "info", "words.alm", "--check")
+    result = arcuate(folder, "lm", "info", "words.alm")
     assert {key: result[key] for key in EXPECTED["lm_info"]} == EXPECTED["lm_info"]
 
 

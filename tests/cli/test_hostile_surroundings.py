@@ -28,8 +28,8 @@ from arcuate.evaluation.evaluate import check_outputs
 from arcuate.files import read_json, read_jsonl
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.runs import list_runs
-from arcuate.language.ngram.io import export_model, open_model
 from arcuate.language.ngram.mix import mix_models
+from arcuate.language.ngram.open import export_model, open_model
 from arcuate.models.io import load_model
 from support.cli import assert_refused
 from support.command import arcuate
@@ -199,12 +199,12 @@ def test_damaged_language_models_are_not_mixed_or_exported(tmp_path: Path) -> No
     assert not (tmp_path / "out.arpa").exists() and not (tmp_path / "out.alm").exists()
 
 
-def test_force_replaces_language_models_only(tmp_path: Path) -> None:
+def test_language_models_replace_only_language_models(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(UserError, match="not a language model"):
-        export_model(GOLDEN / "words.alm", tmp_path / "model.safetensors", force=True)
+    with pytest.raises(UserError, match="not an earlier words"):
+        export_model(GOLDEN / "words.alm", tmp_path / "model.safetensors")
     for _ in range(2):
-        export_model(GOLDEN / "words.alm", tmp_path / "words.arpa", force=True)
+        export_model(GOLDEN / "words.alm", tmp_path / "words.arpa")
 
 
 def test_scores_do_not_replace_weights(tmp_path: Path) -> None:

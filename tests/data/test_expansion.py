@@ -13,7 +13,7 @@ from arcuate.data.prepare import prepare, prepare_store
 from arcuate.decoding.log_probs import read_log_probs
 from arcuate.errors import UserError
 from arcuate.files import read_npz, save_npz
-from arcuate.language.ngram.io import import_model
+from arcuate.language.ngram.open import import_model
 from support.recordings import FakeTrial, noise, write_hdf5
 
 BYTES = 2**28  # 256 MB: far more than allowed, and little enough if the check fails

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
 from arcuate.errors import UserError
-from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 
 CLASSES = ("BLANK", "a", "b")
@@ -102,7 +101,7 @@ def test_invalid_log_probs_are_rejected(change, message: str) -> None:  # type: 
 
 
 def test_phoneme_n_gram_is_included() -> None:
-    words = make_vocabulary(["<unk>", "<s>", "</s>", "a", "b"])
+    words = ["<unk>", "<s>", "</s>", "a", "b"]
     unigrams = NGramTable(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
     ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
     bigrams = NGramTable(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))

@@ -44,8 +44,8 @@ from arcuate.insight.report.run_data import read_run_data
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import read_lexicon
 from arcuate.language.ngram.estimate import build_model
-from arcuate.language.ngram.io import open_model, read_third_party
 from arcuate.language.ngram.model import check_model_file
+from arcuate.language.ngram.open import open_model, read_third_party
 from arcuate.language.ngram.perplexity import score_text
 from arcuate.language.ngram.text import read_sentences
 from arcuate.models.io import load_model
@@ -495,7 +495,7 @@ def test_texts(tmp_path: Path) -> None:
     def read(content: bytes, folder: Path) -> None:
         (folder / "text").write_bytes(content)
         score_text(model, read_sentences(folder / "text"))
-        build_model([folder / "text"], folder / "new.alm", order=2, force=True)
+        build_model([folder / "text"], folder / "new.alm", order=2)
 
     check(read, [seed, gzip.compress(seed, mtime=0)], tmp_path / "text")
 

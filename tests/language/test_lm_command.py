@@ -1,7 +1,7 @@
 """The command `arcuate lm`."""
 
 import gzip
-import json
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from arcuate.errors import UserError
 from support.backoff import SMALL, write_arpa_text
 from support.cli import NO_TORCH, assert_refused, one_object
 from support.command import arcuate
-from support.forking import start
 
 LMPLZ = Path(__file__).parent / "lmplz"
 
@@ -58,18 +57,17 @@ def test_a_model_of_a_small_text_comes_with_advice(text: Path, capsys: pytest.Ca
     assert "arcuate lm mix" in capsys.readouterr().err
 
 
-def test_import_info_and_check(tmp_path: Path, lm: Run) -> None:
+def test_import_and_info(tmp_path: Path, lm: Run) -> None:
     arpa, model = write_arpa_text(tmp_path / "m.arpa", SMALL), tmp_path / "m.alm"
-    done, _ = lm("import", arpa, model)
-    assert done["order"] == 3 and done["n_ngrams"] == [6, 3, 2]
-    with pytest.raises(UserError, match="--force"):
-        lm("import", arpa, model)
-    assert lm("info", model, "--check")[0]["checked"] is True
+    for _ in range(2):  # an earlier model is replaced
+        done, _ = lm("import", arpa, model)
+        assert done["order"] == 3 and done["n_ngrams"] == [6, 3, 2]
+    assert lm("info", model)[0] == done
     data = bytearray(model.read_bytes())
-    data[-200] ^= 255
+    data[-3] ^= 255
     model.write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
-        lm("info", model, "--check")
+        lm("info", model)
 
 
 def test_mix_with_tuned_weights(text: Path, lm: Run) -> None:
@@ -95,7 +93,7 @@ def test_leakage_is_reported_and_can_be_excluded(text: Path, lm: Run, caplog: py
     assert built["leakage"] == {"n_sentences": 2, "n_in_training_text": 1, "share": 0.5}
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "1 of 2 evaluation sentences" in warning.getMessage()
-    clean, _ = lm("build", text, model, "--leave-out", evaluation, "--against", evaluation, "--force")
+    clean, _ = lm("build", text, model, "--leave-out", evaluation, "--against", evaluation)
     assert clean["leakage"]["n_in_training_text"] == 0 and clean["n_left_out"] >= 1
     assert lm("score", model, text, "--against", evaluation)[0]["leakage"]["n_in_training_text"] == 0
 
@@ -118,10 +116,10 @@ ERRORS = {
     "at least two": "mix default {folder}/m",
     "is a folder": "import {text} {folder}",
     "give the ARPA file in it": "import {folder} {folder}/m",
-    "is an input of this command": "build {text} {text} --force",
-    "an input of this command": "import {text} {text} --force",
+    "is an input of this command": "build {text} {text}",
+    "an input of this command": "import {text} {text}",
     "text.txt is not a folder": "build {text} {text}/m",
-    "verifies model files": "info {text} --check",
+    "name the file to write last": "mix default default {text} --weight 1 1",
 }
 
 
@@ -139,12 +137,11 @@ def test_an_invalid_file_is_rejected_with_its_line_and_nothing_is_written(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["m.arpa"]
 
 
-def test_text_from_standard_input(text: Path, lm: Run) -> None:
+def test_text_from_standard_input(text: Path, lm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     model = text.with_name("m.alm")
     lm("build", text, model, "--order", 2)
-    scoring = start("lm", "score", model, "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    output, _ = scoring.communicate("please build it\n")
-    assert scoring.returncode == 0 and json.loads(output)["n_words"] == 3
+    monkeypatch.setattr("sys.stdin", io.StringIO("please build it\n"))
+    assert lm("score", model)[0]["n_words"] == 3
 
 
 def test_no_torch_is_imported(text: Path) -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from support.backoff import SMALL, Backoff, model_of, reference_log10, walk
 from support.cases import cases
@@ -86,26 +85,22 @@ def test_missing_special_words_are_added_with_probability_zero() -> None:
 
 def test_upper_case_unknown_word_is_recognised() -> None:
     model = model_of({("<UNK>",): (-1.0, 0.0), ("<s>",): (-99.0, 0.0), ("</s>",): (-0.5, 0.0)})
-    assert model.find("never") == model.words.find("<UNK>") == model.unk
+    assert model.find("never") == model.ids["<UNK>"] == model.unk
 
 
 def test_words_are_found_by_name_and_id() -> None:
-    words = [f"word{i}" for i in range(1000)] + ["naïve", "日本"]
-    vocabulary = make_vocabulary(words)
-    assert list(vocabulary) == words
-    assert vocabulary.find_all([*words, "absent", ""]).tolist() == [*range(1002), -1, -1]
-    assert vocabulary.find("日本") == 1001 and vocabulary[-1] == "日本"
+    model = model_of({(word,): (-1.0, 0.0) for word in ("naïve", "日本")})
+    assert model.words == ("naïve", "日本", "<unk>", "<s>", "</s>")
+    assert model.find_all(["日本", "absent", ""]).tolist() == [1, -1, -1] and model.find("absent") == 2
 
 
 def test_a_repeated_ngram_with_different_values_is_rejected() -> None:
-    vocabulary = make_vocabulary(["<unk>", "<s>", "</s>"])
+    words = ["<unk>", "<s>", "</s>"]
     unigrams = NGramTable(np.arange(3, dtype=np.int32)[:, None], np.full(3, -1, np.float32), np.zeros(3, np.float32))
     twice = np.array([[0, 2], [0, 2]], np.int32)
     with pytest.raises(UserError, match="'<unk> </s>' occurs twice"):
         model_from_tables(
-            NGramTables(
-                vocabulary, (unigrams, NGramTable(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32)))
-            )
+            NGramTables(words, (unigrams, NGramTable(twice, np.array([-1, -2], np.float32), np.zeros(2, np.float32))))
         )
     same = NGramTable(twice, np.array([-1, -1], np.float32), np.zeros(2, np.float32))
-    assert model_from_tables(NGramTables(vocabulary, (unigrams, same))).counts == (3, 1)
+    assert model_from_tables(NGramTables(words, (unigrams, same))).counts == (3, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.text import LN10, make_vocabulary
+from arcuate.language.ngram.text import LN10
 from arcuate.language.ngram.trie import NGramTable, NGramTables, add_special_words, model_from_tables
 
 Ngram = tuple[str, ...]
@@ -30,7 +30,7 @@ def model_of(ngrams: Backoff) -> LanguageModel:
         values = np.array([ngrams[gram] for gram in grams], np.float64).reshape(-1, 2) * LN10
         rows = np.array([[ids[word] for word in gram] for gram in grams], np.int32).reshape(-1, k)
         orders.append(NGramTable(rows, *values.T.astype(np.float32)))
-    return model_from_tables(add_special_words(NGramTables(make_vocabulary(words), tuple(orders), source="test")))
+    return model_from_tables(add_special_words(NGramTables(words, tuple(orders), source="test")))
 
 
 def walk(model: LanguageModel, words: Iterable[str], state: int | None = None) -> tuple[list[float], int]:

@@ -11,7 +11,6 @@ from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.engine import make_engine
@@ -35,7 +34,7 @@ def small_ngram() -> LanguageModel:
         NGramTable(np.arange(n, dtype=np.int32)[:, None], score(rng, n), score(rng, n)),
         NGramTable(pairs, score(rng, len(pairs)), np.zeros(len(pairs), np.float32)),
     ]
-    return model_from_tables(NGramTables(make_vocabulary(words), tuple(tables)))
+    return model_from_tables(NGramTables(words, tuple(tables)))
 
 
 def score(rng: np.random.Generator, n: int) -> np.ndarray:

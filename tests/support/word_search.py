@@ -7,7 +7,6 @@ import pytest
 
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.text import make_vocabulary
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 
 CLASSES = ("BLANK", "a", "b", "SIL")
@@ -40,7 +39,7 @@ def model() -> LanguageModel:
         scores = rng.normal(-2.0, 1.0, len(ids)).clip(max=-0.05).astype(np.float32)
         backoffs = rng.normal(-0.5, 0.3, len(ids)).astype(np.float32) * (order < 3)
         orders.append(NGramTable(ids, scores, backoffs))
-    return model_from_tables(NGramTables(make_vocabulary(words), tuple(orders)))
+    return model_from_tables(NGramTables(words, tuple(orders)))
 
 
 def frames(seed: int, n_frames: int, sharp: float = 2.0, n_classes: int = 4) -> np.ndarray:

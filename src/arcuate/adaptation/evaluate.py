@@ -48,7 +48,7 @@ from arcuate.evaluation.trials import PhonemeMetrics, Search, TrialResult, phone
 from arcuate.evaluation.unlabelled import ErrorEstimate, ErrorReference, estimate_error, measure_trial
 from arcuate.files import READ_ONLY, to_frame
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.runtime import available_runtime, configure_runtime

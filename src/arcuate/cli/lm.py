@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.app import Force, Json, SeveralNumbers, app
+from arcuate.cli.app import Json, SeveralNumbers, app
 from arcuate.cli.console import emit_json, out, percent, progress, say
 
 _SMALL_VOCABULARY = 20_000  # the packaged model has 73,000 words
@@ -27,15 +27,13 @@ _Against = Annotated[
 def lm_import(
     source: Annotated[str, typer.Argument(help="ARPA file, plain or gzipped, or `default`.")],
     out: _OutFile,
-    recount: Annotated[bool, typer.Option("--recount", help="Accept a file whose header has wrong counts.")] = False,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Convert an ARPA file of any order to a memory-mapped model file."""
-    from arcuate.language.ngram.io import import_model
+    from arcuate.language.ngram.open import import_model
 
     with progress("importing") as report:
-        result = import_model(source, out, recount=recount, force=force, progress=report)
+        result = import_model(source, out, progress=report)
     _print(result.to_dict(), as_json)
 
 
@@ -56,11 +54,6 @@ def lm_build(
     ] = False,
     leave_out: Annotated[Path | None, typer.Option(help="Text whose sentences are excluded from training.")] = None,
     against: _Against = None,
-    no_hashes: Annotated[
-        bool,
-        typer.Option("--no-hashes", help="Do not store sentence hashes; leakage cannot be measured later."),
-    ] = False,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Estimate a model from text: modified Kneser–Ney with interpolation."""
@@ -75,8 +68,6 @@ def lm_build(
             normalise=normalise,
             leave_out=leave_out,
             against=against,
-            keep_hashes=not no_hashes,
-            force=force,
             progress=report,
         )
     _print(result.to_dict(), as_json)
@@ -122,28 +113,26 @@ def lm_mix(
     models: Annotated[list[str], typer.Argument(help="Two or more models, then the file to write.")],
     tune: Annotated[Path | None, typer.Option(help="Held-out text to tune the weights on.")] = None,
     weight: Annotated[list[float] | None, typer.Option(help="Weights, one per model.")] = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Interpolate several models into one."""
     from arcuate.language.ngram.mix import mix_models
 
     with progress("mixing") as report:
-        result = mix_models(models[:-1], models[-1], tune=tune, weights=weight or (), force=force, progress=report)
+        result = mix_models(models[:-1], models[-1], tune=tune, weights=weight or (), progress=report)
     _print(result.to_dict(), as_json)
 
 
 @_lm_app.command("info")
 def lm_info(
     model: _ModelName,
-    check: Annotated[bool, typer.Option("--check", help="Read the complete file and verify it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show order, sizes and origin of a model."""
-    from arcuate.language.ngram.io import model_info
+    """Verify a model, and show its order, sizes and origin."""
+    from arcuate.language.ngram.open import model_info
 
     with progress("opening") as report:
-        result = model_info(model, check=check, progress=report)
+        result = model_info(model, progress=report)
     _print(result.to_dict(), as_json)
 
 
@@ -151,14 +140,13 @@ def lm_info(
 def lm_export(
     model: _ModelName,
     out: Annotated[Path, typer.Argument(help="ARPA file to write, .arpa or .arpa.gz.")],
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write a model as an ARPA file for other tools."""
-    from arcuate.language.ngram.io import export_model
+    from arcuate.language.ngram.open import export_model
 
     with progress("exporting") as report:
-        result = export_model(model, out, force=force, progress=report)
+        result = export_model(model, out, progress=report)
     _print(result.to_dict(), as_json)
 
 

@@ -67,7 +67,7 @@ class TokenLM:
 
 def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenLM:
     """Use an n-gram whose words are class names; every class except blank must be in its vocabulary."""
-    words = np.array([model.words.find(name) for name in classes], np.int64)
+    words = np.array([model.ids.get(name, -1) for name in classes], np.int64)
     missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
     if missing:
         raise UserError(f"the phoneme n-gram lacks {', '.join(missing)}; build it from lines of phoneme names")

@@ -50,7 +50,7 @@ from arcuate.files import (
     write_jsonl,
 )
 from arcuate.hub import local_path
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.progress import Progress, logger
 from arcuate.run import WORDS_LABEL, RunLike, open_run
 

@@ -42,7 +42,7 @@ from arcuate.files import (
 )
 from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.models.layout import Head, check_head
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run

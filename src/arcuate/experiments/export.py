@@ -282,7 +282,7 @@ def _model_file(model: Any, folder: Path, progress: Progress | None) -> Path:
     from arcuate.language.ngram.model import write_model
 
     path = folder / LANGUAGE_MODEL
-    write_model(replace(model, sentences=None), path, progress=progress)
+    write_model(replace(model, sentences=None), path, progress)
     return path
 
 

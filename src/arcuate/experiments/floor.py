@@ -26,7 +26,7 @@ from arcuate.experiments.recipe import run_recipe
 from arcuate.experiments.train import train
 from arcuate.files import fields_to_dict, write_json
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.runtime import available_runtime, configure_runtime

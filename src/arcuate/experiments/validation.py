@@ -72,7 +72,7 @@ def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> Val
     # Imported here: the Numba kernels and the language model take seconds to load, and most runs do not need them.
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
-    from arcuate.language.ngram.io import open_model
+    from arcuate.language.ngram.open import open_model
 
     weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
     columns = reorder_for_words(model_classes, weights)

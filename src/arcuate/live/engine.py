@@ -19,7 +19,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.causal import CausalModel, score_sentences
 from arcuate.evaluation.rescore import ScoreWeights
 from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.io import open_model
+from arcuate.language.ngram.open import open_model
 from arcuate.live.adaptation import AdaptationSetup
 from arcuate.models.interfaces import require_causal
 from arcuate.models.layout import Head, Layout, candidate_bound

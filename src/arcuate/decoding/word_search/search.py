@@ -305,7 +305,7 @@ def build_word_search(
     used = set(np.unique(lexicon.tokens).tolist())
     if BLANK in used or boundary in used:
         raise UserError(f"{lexicon.name}: pronunciations must not contain the blank or the word boundary")
-    ids = model.words.find_all(lexicon.words).astype(np.int32)
+    ids = model.find_all(lexicon.words)
     oov_words = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))
     bonuses = np.array([(weights or {}).get(word, 0.0) for word in lexicon.words], np.float32)
     absent = [word for word in weights or {} if word not in lexicon]

@@ -16,27 +16,16 @@ import numpy as np
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict
-from arcuate.language.ngram.io import ModelInfo
-from arcuate.language.ngram.model import LanguageModel, check_can_write, hash_sentence, hash_sentences, write_model
+from arcuate.language.ngram.model import LanguageModel, check_can_write, hash_sentence, write_model
+from arcuate.language.ngram.open import ModelInfo
 from arcuate.language.ngram.perplexity import Leakage, measure_leakage
-from arcuate.language.ngram.text import (
-    BOS,
-    EOS,
-    LOG_ZERO,
-    UNK,
-    decode_line,
-    index_words,
-    join_bytes,
-    read_lines,
-    read_sentences,
-)
+from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, decode_line, read_lines, read_sentences
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 from arcuate.progress import Progress, logger
 
 _FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 _MAX_ORDER = 16
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
-_BATCH = 2**23  # positions sorted at a time
 
 
 @dataclass(frozen=True)
@@ -48,10 +37,8 @@ class BuildResult:
     leakage: Leakage | None = None  # None if not requested
 
     def to_dict(self) -> dict[str, Any]:
-        result = self.info.to_dict() | {"n_left_out": self.n_left_out}
-        if self.leakage is not None:
-            result["leakage"] = fields_to_dict(self.leakage)
-        return result
+        leakage = {} if self.leakage is None else {"leakage": fields_to_dict(self.leakage)}
+        return {**self.info.to_dict(), "n_left_out": self.n_left_out, **leakage}
 
 
 def build_model(
@@ -63,48 +50,35 @@ def build_model(
     normalise: bool = False,
     leave_out: str | Path | None = None,
     against: str | Path | None = None,
-    keep_hashes: bool = True,
-    force: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Estimate a model from text files with one sentence per line and write it to a model file.
 
-    `leave_out` names a text whose sentences are not trained on, `against` a text whose leakage is measured.
+    `normalise` applies the text normalisation of the word error rate. `leave_out` names a text whose sentences are not
+    trained on, `against` a text whose leakage is measured.
     """
     path = Path(path)
-    check_can_write(path, force, *texts, *(other for other in (leave_out, against) if other is not None))
+    check_can_write(path, *texts, leave_out, against)
     evaluation = read_sentences(against) if against else None
-    if evaluation and not keep_hashes:
-        raise UserError("--against needs the sentence hashes; remove --no-hashes")
-    estimated = estimate_model(
-        [Path(text) for text in texts],
-        order,
-        prune=prune,
-        normalise=normalise,
-        leave_out=read_sentences(leave_out) if leave_out else (),
-        keep_hashes=keep_hashes,
-        progress=progress,
-    )
-    write_model(estimated.model, path, force=force, progress=progress)
+    excluded = read_sentences(leave_out) if leave_out else ()
+    estimated = estimate_model([Path(text) for text in texts], order, prune, normalise, excluded, progress)
+    write_model(estimated.model, path, progress)
     for k, discounts in enumerate(estimated.discounts, start=1):
         if discounts.fallback:
             logger.info(
                 f"the text is too small or too regular to estimate the discounts of {k}-grams; 0.5, 1, 1.5 are used"
             )
-    if estimated.corpus.n_empty:
-        logger.info(f"{estimated.corpus.n_empty} empty lines count as sentences without words")
-    return BuildResult(
-        ModelInfo.of(estimated.model, path),
-        estimated.n_left_out,
-        measure_leakage(estimated.model, evaluation) if evaluation else None,
-    )
+    if estimated.n_empty:
+        logger.info(f"{estimated.n_empty} empty lines count as sentences without words")
+    leakage = measure_leakage(estimated.model, evaluation) if evaluation else None
+    return BuildResult(ModelInfo.of(estimated.model, path), estimated.n_left_out, leakage)
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A text as word ids: <s> words </s> per line."""
 
-    words: list[bytes]  # id to word
+    words: list[str]  # id to word
     ids: np.ndarray  # (n,) int32
     n_sentences: int
     n_empty: int
@@ -123,28 +97,40 @@ class Estimated:
     """A model with statistics of its text."""
 
     model: LanguageModel
-    corpus: Corpus
     discounts: list[Discounts]  # by order
     n_left_out: int  # sentences
+    n_empty: int  # lines without words
 
 
 def estimate_model(
     texts: Sequence[Path],
     order: int,
-    *,
     prune: Sequence[int] = (),
     normalise: bool = False,
     leave_out: Iterable[str] = (),
-    keep_hashes: bool = True,
     progress: Progress | None = None,
 ) -> Estimated:
     """Estimate a model in memory from text files with one sentence per line."""
     if not 1 <= order <= _MAX_ORDER:
         raise UserError(f"the order must be between 1 and {_MAX_ORDER}, not {order}")
-    _prune_thresholds(prune, order)  # reports a mistake before the text is read
-    reader = _CorpusReader(frozenset(hash_sentences(leave_out).tolist()), keep_hashes, normalise)
+    prune_thresholds(prune, order)  # reports a mistake before the text is read
+    excluded, seen, n_left_out = {hash_sentence(text) for text in leave_out}, set[int](), 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal n_left_out
+        for path in texts:
+            for number, line in enumerate(read_lines(path, progress), start=1):
+                text = decode_line(line, path, number)
+                sentence, value = normalise_text(text), hash_sentence(text)
+                if sentence and value in excluded:
+                    n_left_out += 1
+                    continue
+                if sentence:
+                    seen.add(value)
+                yield sentence.encode() if normalise else line
+
     name = " + ".join(path.name for path in texts)
-    corpus = read_corpus(reader.lines(texts, progress), name)
+    corpus = read_corpus(lines(), name)
     tables, discounts = estimate_tables(corpus, order, prune, name, progress)
     metadata = {
         "made_by": "modified Kneser-Ney",
@@ -153,39 +139,9 @@ def estimate_model(
         "n_words": int(len(corpus.ids) - 2 * corpus.n_sentences),
         "discounts": [list(d.amounts) for d in discounts],
     }
-    sentences = reader.hashes() if keep_hashes else None
+    sentences = np.sort(np.fromiter(seen, np.uint64, len(seen)))
     model = model_from_tables(tables, metadata, sentences, progress)
-    return Estimated(model, corpus, discounts, reader.n_left_out)
-
-
-class _CorpusReader:
-    """Reads training lines, skips excluded sentences and records the hashes of the others."""
-
-    def __init__(self, excluded: frozenset[int], keep_hashes: bool, normalise: bool) -> None:
-        self._excluded, self._keep_hashes, self._normalise = excluded, keep_hashes, normalise
-        self._seen: set[int] = set()
-        self.n_left_out = 0
-
-    def lines(self, paths: Sequence[Path], progress: Progress | None) -> Iterator[bytes]:
-        for path in paths:
-            for number, line in enumerate(read_lines(path, progress), start=1):
-                yield from self._filter(line, decode_line(line, path, number))
-
-    def _filter(self, line: bytes, text: str) -> Iterator[bytes]:
-        if self._keep_hashes or self._excluded or self._normalise:
-            sentence = normalise_text(text)
-            value = hash_sentence(sentence)
-            if value in self._excluded:
-                self.n_left_out += 1
-                return
-            if sentence and self._keep_hashes:
-                self._seen.add(value)
-            if self._normalise:
-                line = sentence.encode()
-        yield line
-
-    def hashes(self) -> np.ndarray:
-        return np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
+    return Estimated(model, discounts, n_left_out, corpus.n_empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +179,7 @@ def estimate_tables(
 
     where h' drops the first word of h. Pruned n-grams give their complete count to γ, so distributions sum to one.
     """
-    thresholds = _prune_thresholds(prune, order)
+    thresholds = prune_thresholds(prune, order)
     counts = count_ngrams(corpus, order, progress)
     adjusted = _adjusted_counts(counts)
     discounts = [_estimate_discounts(n) for n in _counts_of_counts(counts, adjusted)]
@@ -233,11 +189,11 @@ def estimate_tables(
             progress(k, order, f"smoothing {k}-grams")
         below = smoothed[-1] if smoothed else None
         smoothed.append(_smooth(k, counts, adjusted[k - 1], discounts[k - 1], thresholds[k - 1], below))
-    tables = NGramTables(index_words(*join_bytes(corpus.words)), tuple(_make_tables(counts, smoothed)), source=name)
+    tables = NGramTables(corpus.words, tuple(_make_tables(counts, smoothed)), source=name)
     return tables, discounts
 
 
-def _prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
+def prune_thresholds(prune: Sequence[int], order: int) -> list[int]:
     """One threshold per order: n-grams with at most this count are pruned. The last one given is repeated."""
     given = list(prune) or [0]
     if len(given) > order:
@@ -331,9 +287,7 @@ def _make_tables(counts: list[Counts], smoothed: list[_Smoothed]) -> list[NGramT
     return tables
 
 
-# n-gram counts, as sorted keys in bounded batches, without a dictionary of n-grams: a k-gram is the pair (row of its
-# first k − 1 words, last word) packed into one integer. Sorting integers therefore sorts n-grams, and equal n-grams are
-# adjacent at every order.
+# --- n-gram counts ----------------------------------------------------------------------------------------------
 
 
 class _WordIds(dict[bytes, int]):
@@ -364,69 +318,30 @@ def read_corpus(lines: Iterable[bytes], name: str) -> Corpus:
         stream.append(EOS_ID)
     if n_sentences == n_empty:
         raise UserError(f"{name} contains no words; give a text with one sentence per line")
-    return Corpus(list(ids), np.frombuffer(stream, np.int32), n_sentences, n_empty)
+    return Corpus([word.decode() for word in ids], np.frombuffer(stream, np.int32), n_sentences, n_empty)
 
 
 def count_ngrams(corpus: Corpus, order: int, progress: Progress | None = None) -> list[Counts]:
-    """Count all n-grams up to an order. Memory: about 8 bytes per word of text and 40 per distinct n-gram."""
+    """Count all n-grams up to an order.
+
+    A k-gram is the pair (row of its first k − 1 words, last word) packed into one integer. Sorting integers therefore
+    sorts n-grams without a dictionary of them.
+    """
     ids, n_words = corpus.ids, len(corpus.words)
-    unigrams = np.bincount(ids, minlength=n_words)
-    word_ids = np.arange(n_words)
+    unigrams, word_ids = np.bincount(ids, minlength=n_words), np.arange(n_words)
     tables = [Counts(np.zeros(n_words, np.int64), word_ids, unigrams, np.zeros(n_words, np.int64), word_ids == BOS_ID)]
-    rows = ids.copy()  # row of the (k − 1)-gram that starts at each position; -1 if it crosses a sentence end
-    keys = np.zeros(0, np.int64)
+    at = np.flatnonzero(ids != EOS_ID)  # positions at which a k-gram starts that ends within its sentence
+    rows, keys = ids[at], word_ids  # row of the (k − 1)-gram at each position, and the keys of all (k − 1)-grams
     for k in range(2, order + 1):
         if progress:
             progress(k - 1, order, f"counting {k}-grams")
         below, below_keys = tables[-1], keys
-        keys, counts = _count_keys(rows, ids, k, n_words)
+        keys, rows, counts = np.unique(
+            rows.astype(np.int64) * n_words + ids[at + k - 1], return_inverse=True, return_counts=True
+        )
         parents, words = np.divmod(keys, n_words)
         suffixes = words if k == 2 else np.searchsorted(below_keys, below.suffixes[parents] * n_words + words)
         tables.append(Counts(parents, words, counts, suffixes, below.from_start[parents]))
-        if k < order:
-            _extend_rows(rows, ids, k, n_words, keys)
+        inside = words[rows] != EOS_ID
+        at, rows = at[inside], rows[inside]
     return tables
-
-
-def _position_batches(n: int) -> Iterator[slice]:
-    for start in range(0, n, _BATCH):
-        yield slice(start, min(start + _BATCH, n))
-
-
-def _ngram_keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, batch: slice) -> tuple[np.ndarray, np.ndarray]:
-    """(positions, keys) of the k-grams that start in a batch and end within their sentence."""
-    start, end = batch.start, min(batch.stop, len(ids) - k + 1)
-    if end <= start:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    first = rows[start:end]
-    inside = (first >= 0) & (ids[start + k - 2 : end + k - 2] != EOS_ID)
-    at = np.flatnonzero(inside) + start
-    return at, rows[at].astype(np.int64) * n_words + ids[at + k - 1]
-
-
-def _count_keys(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted keys of all k-grams with their counts. Sorted runs are merged as in a merge sort: O(n log n)."""
-    runs: list[tuple[np.ndarray, np.ndarray]] = []
-    for batch in _position_batches(len(ids)):
-        runs.append(np.unique(_ngram_keys(rows, ids, k, n_words, batch)[1], return_counts=True))
-        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):
-            runs.append(_merge_runs(runs.pop(), runs.pop()))
-    while len(runs) > 1:
-        runs.append(_merge_runs(runs.pop(), runs.pop()))
-    return runs[0]
-
-
-def _merge_runs(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    keys = np.concatenate([a[0], b[0]])
-    order = np.argsort(keys, kind="stable")
-    keys, counts = keys[order], np.concatenate([a[1], b[1]])[order]
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[starts], np.add.reduceat(counts, starts) if len(starts) else counts
-
-
-def _extend_rows(rows: np.ndarray, ids: np.ndarray, k: int, n_words: int, keys: np.ndarray) -> None:
-    """Replace rows of (k − 1)-grams by rows of k-grams, in place."""
-    for batch in _position_batches(len(ids)):
-        at, own = _ngram_keys(rows, ids, k, n_words, batch)
-        rows[batch] = -1
-        rows[at] = np.searchsorted(keys, own)

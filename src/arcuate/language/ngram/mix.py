@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from arcuate.errors import UserError
-from arcuate.language.ngram.io import ModelInfo, open_model
 from arcuate.language.ngram.model import LanguageModel, check_can_write, write_model
+from arcuate.language.ngram.open import ModelInfo, open_model
 from arcuate.language.ngram.perplexity import score_text, score_tokens
 from arcuate.language.ngram.query import score_ngrams
-from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, read_sentences
+from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, read_sentences
 from arcuate.language.ngram.trie import NGramTable, NGramTables, build_trie, model_from_tables, tables_from_model
 from arcuate.progress import Progress
 
 _MIN_MASS = 1e-10  # lower bound of the probability mass of explicit and of backed-off words in a context
+_MAX_ITERATIONS, _TOLERANCE = 500, 1e-7  # of the expectation maximisation
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ def mix_models(
     *,
     tune: str | Path | None = None,
     weights: Sequence[float] = (),
-    force: bool = False,
     progress: Progress | None = None,
 ) -> MixResult:
     """Interpolate models into one model file, with the given weights or weights tuned on held-out text."""
@@ -57,16 +57,18 @@ def mix_models(
     if (tune is None) == (not weights):
         raise UserError("give either held-out text with --tune or one --weight per model")
     path = Path(path)
-    check_can_write(path, force, *models, *([tune] if tune else []))
+    if path.exists():
+        raise UserError(f"{path} exists; name the file to write last, or delete it if it is an earlier mixture")
+    check_can_write(path, *models, tune)
     opened = [open_model(name, progress, verify=True) for name in models]
     held_out = read_sentences(tune) if tune else None
-    tuning = tune_weights(opened, held_out, progress=progress) if held_out else None
+    tuning = tune_weights(opened, held_out, progress) if held_out else None
     normalised = _normalise_weights(tuning.weights if tuning else weights, len(opened))
     tables = interpolate(opened, normalised, progress)
     metadata, hashes = _merge_sentence_hashes(opened)
     metadata |= {"made_by": "linear interpolation", "models": [str(name) for name in models], "weights": normalised}
     mixed = model_from_tables(tables, metadata, hashes, progress)
-    write_model(mixed, path, force=force, progress=progress)
+    write_model(mixed, path, progress)
     return MixResult(
         ModelInfo.of(mixed, path),
         tuple(normalised),
@@ -96,9 +98,6 @@ class TunedWeights:
 def tune_weights(
     models: Sequence[LanguageModel],
     sentences: Sequence[str],
-    *,
-    max_iterations: int = 500,
-    tolerance: float = 1e-7,
     progress: Progress | None = None,
 ) -> TunedWeights:
     """Find the weights that maximise the likelihood of held-out text, by expectation maximisation."""
@@ -108,16 +107,16 @@ def tune_weights(
     if not probs.size:
         raise UserError("no word of the held-out text is in any of the models; choose another text for --tune")
     weights = np.full(len(models), 1 / len(models))
-    for iteration in range(max_iterations):
+    for iteration in range(_MAX_ITERATIONS):
         if progress:
-            progress(iteration, max_iterations, "tuning weights")
+            progress(iteration, _MAX_ITERATIONS, "tuning weights")
         joint = weights[:, None] * probs
         updated = (joint / joint.sum(0)).mean(1)  # mean posterior of each model
         change, weights = np.abs(updated - weights).max(), updated
-        if change < tolerance:
+        if change < _TOLERANCE:
             break
     perplexity = float(np.exp(-np.log(weights @ probs).mean()))
-    singles = tuple(s.perplexity for s in scores)
+    singles = tuple(s.perplexity() for s in scores)
     return TunedWeights(tuple(map(float, weights)), perplexity, singles, probs.shape[1])
 
 
@@ -129,22 +128,22 @@ def interpolate(
     A word outside a model's vocabulary has probability zero there, so the interpolation still sums to one.
     """
     weights = _normalise_weights(weights, len(models))
-    vocabulary, id_maps = _merge_vocabularies(models)
+    words, id_maps = _merge_vocabularies(models)
     orders: list[NGramTable] = []
-    ngrams, keys = _merge_ngrams(models, id_maps, len(vocabulary))
+    ngrams, keys = _merge_ngrams(models, id_maps, len(words))
     for k, ids in enumerate(ngrams, start=1):
         if progress:
             progress(k - 1, max(m.order for m in models), f"mixing {k}-grams")
         probs = _interpolated_probs(models, weights, id_maps, ids)
         if k == 1:
-            probs[vocabulary.find(BOS)] = 0.0
+            probs[words.index(BOS)] = 0.0
         else:
-            parents = np.divmod(keys[k - 1], len(vocabulary))[0]
-            orders[-1] = _with_backoffs(orders, vocabulary, ids, probs, parents)
+            parents = np.divmod(keys[k - 1], len(words))[0]
+            orders[-1] = _with_backoffs(orders, words, ids, probs, parents)
         with np.errstate(divide="ignore"):
             log_probs = np.clip(np.log(probs), LOG_ZERO, 0).astype(np.float32)
         orders.append(NGramTable(ids, log_probs, np.zeros(len(ids), np.float32)))
-    return NGramTables(vocabulary, tuple(orders), source=" + ".join(model.name for model in models))
+    return NGramTables(words, tuple(orders), source=" + ".join(model.name for model in models))
 
 
 def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
@@ -155,24 +154,20 @@ def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _merge_vocabularies(models: Sequence[LanguageModel]) -> tuple[Vocabulary, list[tuple[np.ndarray, np.ndarray]]]:
+def _merge_vocabularies(models: Sequence[LanguageModel]) -> tuple[list[str], list[tuple[np.ndarray, np.ndarray]]]:
     """Common vocabulary, and per model two maps: own id to common id, common id to own id or -1."""
-    names: dict[str, int] = dict.fromkeys((UNK, BOS, EOS), 0)
-    own_names = []
+    ids: dict[str, int] = {word: i for i, word in enumerate((UNK, BOS, EOS))}
+    commons = []
     for model in models:
-        own = list(model.words)
-        for special, name in ((model.unk, UNK), (model.bos, BOS), (model.eos, EOS)):
-            own[special] = name
-        own_names.append(own)
-        names.update(dict.fromkeys(own, 0))
-    ids = {name: i for i, name in enumerate(names)}
+        special = {model.unk: UNK, model.bos: BOS, model.eos: EOS}
+        own = [special.get(i, word) for i, word in enumerate(model.words)]
+        commons.append(np.array([ids.setdefault(word, len(ids)) for word in own], np.int32))
     maps = []
-    for own in own_names:
-        common = np.array([ids[name] for name in own], np.int32)
+    for common in commons:
         back = np.full(len(ids), -1, np.int32)
-        back[common] = np.arange(len(own))
+        back[common] = np.arange(len(common))
         maps.append((common, back))
-    return make_vocabulary(names), maps
+    return list(ids), maps
 
 
 def _merge_ngrams(
@@ -221,11 +216,11 @@ def _interpolated_probs(
 
 
 def _with_backoffs(
-    orders: list[NGramTable], vocabulary: Vocabulary, ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
+    orders: list[NGramTable], words: list[str], ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
 ) -> NGramTable:
     """The longest order so far, with back-offs that make the probabilities after each context sum to one."""
     table = orders[-1]
-    trie, _ = build_trie(NGramTables(vocabulary, tuple(orders)))
+    trie, _, _ = build_trie(NGramTables(words, tuple(orders)))
     shorter = np.empty(len(ids))
     score_ngrams(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
     n = len(table)

@@ -5,6 +5,7 @@ consecutive and sorted. Then each node gets its suffix link: the longest n-gram 
 dominates the cost: O(N log N) for N n-grams.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import numpy as np
 
 from arcuate.errors import UserError
 from arcuate.language.jit import njit
-from arcuate.language.ngram.model import LanguageModel, check_links
+from arcuate.language.ngram.model import LanguageModel, check_links, special_id
 from arcuate.language.ngram.query import NGramArrays, advance, find_child
-from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, Vocabulary, make_vocabulary, special_id
+from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK
 from arcuate.progress import Progress
 
 _MAX_NODES = 2**31 - 2
@@ -49,11 +50,10 @@ class NGramTable:
 class NGramTables:
     """A back-off model as one table per order, starting with unigrams."""
 
-    vocabulary: Vocabulary
+    words: Sequence[str]
     orders: tuple[NGramTable, ...]
     added: tuple[str, ...] = ()  # special words (<unk>, <s>, </s>) that the source lacks
     source: str = ""  # name used in messages
-    n_repeated: int = 0  # words that the source repeats with the same values
 
     @property
     def order(self) -> int:
@@ -62,13 +62,11 @@ class NGramTables:
 
 def add_special_words(tables: NGramTables) -> NGramTables:
     """Add those of <unk>, <s> and </s> that are missing, with probability zero."""
-    added = tuple(word for word in (UNK, BOS, EOS) if special_id(tables.vocabulary, word) < 0)
-    if not added:
-        return tables
-    new_ids = len(tables.vocabulary) + np.arange(len(added))
+    ids = {word: i for i, word in enumerate(tables.words)}
+    added = tuple(word for word in (UNK, BOS, EOS) if special_id(ids, word) < 0)
+    new_ids = len(tables.words) + np.arange(len(added))
     unigrams = tables.orders[0].extend(new_ids[:, None], LOG_ZERO)
-    vocabulary = make_vocabulary([*tables.vocabulary, *added])
-    return replace(tables, vocabulary=vocabulary, orders=(unigrams, *tables.orders[1:]), added=added)
+    return replace(tables, words=[*tables.words, *added], orders=(unigrams, *tables.orders[1:]), added=added)
 
 
 def model_from_tables(
@@ -78,38 +76,18 @@ def model_from_tables(
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Build a model in memory."""
-    arrays, repairs = build_trie(tables, progress)
-    metadata = (metadata or {}) | {
-        "order": tables.order,
-        "source": Path(tables.source).name,
-        "added": list(tables.added),
-        "n_repeated": repairs.n_repeated,
-        "n_implied": repairs.n_implied,
-    }
-    vocabulary = tables.vocabulary
-    words = Vocabulary(*(_read_only(a) for a in (vocabulary.blob, vocabulary.offsets, vocabulary.slots)))
-    return LanguageModel(arrays, words, tables.order, Path(tables.source).name, metadata, sentences)
+    arrays, n_repeated, n_implied = build_trie(tables, progress)
+    name = Path(tables.source).name
+    counts = {"n_repeated": n_repeated, "n_implied": n_implied}
+    about = {"order": tables.order, "source": name, "added": list(tables.added), **counts}
+    return LanguageModel(arrays, tuple(tables.words), tables.order, name, (metadata or {}) | about, sentences)
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.setflags(write=False)
-    return view
+def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[NGramArrays, int, int]:
+    """Sort and link the n-grams; return the trie and the numbers of repeated and of implied n-grams.
 
-
-@dataclass(frozen=True)
-class _Repairs:
-    """Changes made to the n-grams of a source."""
-
-    n_repeated: int  # repeated with the same values, and counted once
-    n_implied: int  # contexts that only longer n-grams mention, and added
-
-
-def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[NGramArrays, _Repairs]:
-    """Sort and link the n-grams.
-
-    Contexts that a longer n-gram needs and the source lacks are added with the probability given by backing off, so no
-    query changes.
+    An n-gram that is repeated with the same values is counted once. Contexts that a longer n-gram needs and the source
+    lacks are added with the probability given by backing off, so no query changes.
     """
     orders, n_implied = list(tables.orders), 0
     while True:
@@ -124,7 +102,7 @@ def build_trie(tables: NGramTables, progress: Progress | None = None) -> tuple[N
     _skip_irrelevant_contexts(arrays)
     for array in arrays:
         array.setflags(write=False)  # like the arrays of a mapped file
-    return arrays, _Repairs(tables.n_repeated + levels.n_repeated, n_implied)
+    return arrays, levels.n_repeated, n_implied
 
 
 class _Levels:
@@ -132,7 +110,7 @@ class _Levels:
 
     def __init__(self, orders: list[NGramTable], tables: NGramTables, progress: Progress | None) -> None:
         self.tables = tables
-        n_words, n_nodes = len(tables.vocabulary), 1 + sum(map(len, orders))
+        n_words, n_nodes = len(tables.words), 1 + sum(map(len, orders))
         if n_nodes > _MAX_NODES:
             raise UserError(f"{tables.source}: {n_nodes:,} n-grams exceed the limit of {_MAX_NODES:,}; prune the model")
         n_inner = n_nodes - len(orders[-1])
@@ -193,7 +171,7 @@ class _Levels:
         return np.delete(np.arange(len(keys)), again + 1)
 
     def _conflict(self, table: NGramTable, first: int, second: int) -> UserError:
-        text, source = " ".join(self.tables.vocabulary[int(w)] for w in table.ids[first]), self.tables.source
+        text, source = " ".join(self.tables.words[int(w)] for w in table.ids[first]), self.tables.source
         if table.lines is None:
             return UserError(f"{source}: the n-gram '{text}' occurs twice with different values; remove one")
         return UserError(
