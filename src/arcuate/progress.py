@@ -16,57 +16,114 @@ Progress = Callable[[int, int, str], None]  # items done, items in total, what i
 logger = logging.getLogger("arcuate")
 logger.addHandler(logging.NullHandler())
 
-_OUTPUT_INTERVAL_S = 0.2  # between two updates of a line in a notebook
-_OUTPUT_WIDTH = 30  # characters of its bar
+_NOTEBOOK_INTERVAL_S = 0.2  # between two updates of a line in a notebook
+_NOTEBOOK_WIDTH = 30  # characters of its bar
+_TEXT_INTERVAL_S = 30.0  # between two lines of text
 
 
 class ProgressBar:
     """A progress bar for scripts and notebooks: `arcuate.train(…, progress=ProgressBar())`.
 
-    Every description gets its own line, which updates itself and stays when it is complete. In terminals it is drawn
-    by rich. In notebooks it is a plain-text output, because rich needs ipywidgets there and captures later prints.
+    In a terminal, every activity has a bar with the remaining time, drawn by rich. In a notebook, it is a line of text
+    that updates itself, because rich needs ipywidgets there and captures later prints. Elsewhere, a line is printed at
+    most every 30 s; a short activity prints nothing or, with `always`, one line when it is complete. What follows a
+    comma in the description of an activity, such as a loss, may change.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, always: bool = False, console: Any = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._always, self._clock = console, always, clock
         self._bar: Any = None
-        self._tasks: dict[str, Any] = {}
+        self._lines: dict[str, _Line] = {}  # by activity
 
-    def __call__(self, done: int, total: int, description: str) -> None:
+    def __call__(self, done: int, total: int, activity: str) -> None:
+        name = activity.split(",")[0]
+        line = self._lines.setdefault(name, _Line(self._clock(), done))
         if _in_notebook():
-            self._update_output(done, total, description)
-            return
-        from rich.progress import Progress as Bar
-
-        if self._bar is None:
-            self._bar, self._tasks = Bar(transient=False), {}
-            self._bar.start()
-        if description not in self._tasks:
-            self._tasks[description] = self._bar.add_task(description, total=total)
-        self._bar.update(self._tasks[description], completed=done, total=total)
-        if self._bar.finished:
-            self.close()
-
-    def _update_output(self, done: int, total: int, description: str) -> None:
-        from IPython.display import display
-
-        handle, shown_at = self._tasks.get(description, (None, 0.0))
-        if handle is not None and done < total and time.monotonic() - shown_at < _OUTPUT_INTERVAL_S:
-            return
-        n_filled = round(_OUTPUT_WIDTH * done / total) if total > 0 else 0
-        text = f"{description} {'━' * n_filled}{'┈' * (_OUTPUT_WIDTH - n_filled)} {done:,}/{total:,}"
-        if handle is None:
-            handle = display({"text/plain": text}, raw=True, display_id=True)
+            self._update_notebook(line, done, total, activity)
+        elif self._get_console().is_terminal:
+            self._update_bar(line, done, total, activity)
         else:
-            handle.update({"text/plain": text}, raw=True)
-        self._tasks[description] = (handle, time.monotonic())
+            self._print_line(line, done, total, activity)
         if done >= total:
-            del self._tasks[description]  # the same work, done again, gets a new line
+            self._lines.pop(name, None)  # the same work, done again, gets a new line
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop drawing; called when everything is complete, and needed only after an interruption."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+            self._lines.clear()
+
+    def _get_console(self) -> Any:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(stderr=True)
+        return self._console
+
+    def _update_bar(self, line: "_Line", done: int, total: int, activity: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Bar(*columns, TextColumn("left"), TimeRemainingColumn(), console=self._console)
+            self._bar.start()
+        if line.handle is None:
+            line.handle = self._bar.add_task(activity, total=total)
+        self._bar.update(line.handle, completed=done, total=total, description=activity)
+        if self._bar.finished:
+            self.close()
+
+    def _update_notebook(self, line: "_Line", done: int, total: int, activity: str) -> None:
+        from IPython.display import display
+
+        now = self._clock()
+        if line.handle is not None and done < total and now - line.shown < _NOTEBOOK_INTERVAL_S:
+            return
+        n_filled = round(_NOTEBOOK_WIDTH * done / total) if total > 0 else 0
+        text = f"{activity} {'━' * n_filled}{'┈' * (_NOTEBOOK_WIDTH - n_filled)} {done:,}/{total:,}"
+        if line.handle is None:
+            line.handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            line.handle.update({"text/plain": text}, raw=True)
+        line.shown = now
+
+    def _print_line(self, line: "_Line", done: int, total: int, activity: str) -> None:
+        now = self._clock()
+        is_complete = done >= total and (self._always or line.shown > line.started)  # the second: after other lines
+        if now - line.shown < _TEXT_INTERVAL_S and not is_complete:
+            return
+        line.shown = now
+        elapsed, n = now - line.started, done - line.first
+        left = f", {_duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
+        text = f"{activity} {done}/{total}, {_duration(elapsed)}{left}"
+        self._get_console().print(text, markup=False, soft_wrap=True)
+
+
+class _Line:
+    """What is shown of one activity."""
+
+    def __init__(self, now: float, first: int) -> None:
+        self.started = self.shown = now
+        self.first = first  # items done at the first report
+        self.handle: Any = None  # of the bar or the output that shows it
+
+
+def _duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _in_notebook() -> bool:

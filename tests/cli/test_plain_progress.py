@@ -1,55 +1,46 @@
 """Progress and notices without a terminal, as in the log file of a batch job."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from arcuate.cli import console
-from arcuate.cli.console import PlainProgress
-
-
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    said: list[str] = []
-    monkeypatch.setattr(console, "say", said.append)
-    return said
+from arcuate.progress import ProgressBar
 
 
-def test_lines_at_intervals_with_the_time_left(lines: list[str]) -> None:
-    now = 0.0
-    report = PlainProgress(every_s=30, clock=lambda: now)
+def test_lines_at_intervals_with_the_time_left() -> None:
+    now, text = 0.0, io.StringIO()
+    report = ProgressBar(console=Console(file=text, width=80), clock=lambda: now)
     for done in range(0, 601):
         now = done / 2  # two items per second
         report(done, 600, f"training, loss {done}")
+    lines = text.getvalue().splitlines()
     assert lines[0] == "training, loss 60 60/600, 30 s, 4 min left"
     assert lines[1] == "training, loss 120 120/600, 60 s, 4 min left"
     assert len(lines) == 10  # one every 30 s; the last is the complete one
     assert lines[-1].endswith("600/600, 5 min")
 
 
-def test_a_short_activity_prints_nothing(lines: list[str]) -> None:
-    report = PlainProgress(clock=lambda: 0.0)
-    for activity in ("reading", "decoding"):
-        for done in range(11):
-            report(done, 10, activity)
-    assert lines == []
-    report = PlainProgress(always=True, clock=lambda: 0.0)
-    for done in range(1, 11):
+@pytest.mark.parametrize(("always", "expected"), [(False, ""), (True, "training, loss 1.5 10/10, 0 s\n")])
+def test_a_short_activity_prints_at_most_its_end(always: bool, expected: str) -> None:
+    text = io.StringIO()
+    report = ProgressBar(always=always, console=Console(file=text, width=80), clock=lambda: 0.0)
+    for done in range(11):
         report(done, 10, "training, loss 1.5")
-    assert lines == ["training, loss 1.5 10/10, 0 s"]
+    assert text.getvalue() == expected
 
 
-def test_progress_of_a_command_prints_plain_lines(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    """Every report is a line here; a bar would appear when it is closed, after the messages that follow it."""
-    monkeypatch.setattr(console, "PlainProgress", lambda: PlainProgress(every_s=0.0, clock=lambda: 1.0))
-    with console.progress("decoding") as report:
-        report(1, 3, "")
-        console.say("a message in between")
-        report(2, 3, "searching words")
-    assert [line.split()[0] for line in lines] == ["decoding", "a", "searching"]
+def test_a_bar_in_a_terminal_has_the_time_left_and_ends_when_complete() -> None:
+    text = io.StringIO()
+    with ProgressBar(console=Console(file=text, width=80, force_terminal=True)) as report:
+        report(5, 10, "training, loss 1.5")
+        report(10, 10, "training, loss 1.4")
+        assert "━" in text.getvalue() and "10/10" in text.getvalue()
+    assert text.getvalue().endswith("\n\x1b[?25h")  # the cursor is visible again
 
 
 UNWRITABLE = """

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli.console import TimeLeft, bar, counted
 from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare_store
@@ -19,6 +18,7 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import PhonemeMetrics
 from arcuate.experiments.recipe import compare_recipes, load_recipe, recipe_names, setting_for
 from arcuate.experiments.train import train, worker_count
+from arcuate.progress import counted
 from arcuate.run import Run
 from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
@@ -170,10 +170,3 @@ def test_curves_are_placed_two_by_two_at_most() -> None:
 
 def test_every_packaged_recipe_can_be_completed() -> None:
     assert completed("arcuate train ") == recipe_names()
-
-
-def test_remaining_time_is_shown_only_if_the_total_is_known() -> None:
-    with bar() as shown:
-        unknown, known = shown.add_task("a", total=None), shown.add_task("b", total=10)
-        texts = [TimeLeft().render(shown.tasks[task]).plain for task in (unknown, known)]
-    assert texts[0] == "" and texts[1].startswith("left ")

@@ -3,22 +3,18 @@
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from arcuate.errors import escape_controls
 from arcuate.files import to_json_line
-from arcuate.progress import Progress, counted, logger, percent
+from arcuate.progress import Progress, ProgressBar, counted, logger, percent
 from arcuate.training.callbacks import Callback
 
 _SAMPLE_WIDTH = 100
@@ -105,75 +101,11 @@ def print_table(
     out.print(table)
 
 
-class TimeLeft(TimeRemainingColumn):
-    """Remaining time; empty while the total is unknown."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else Text("left ") + super().render(task)
-
-
-def bar() -> Bar:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeLeft())
-    return Bar(*columns, console=err)
-
-
-class PlainProgress:
-    """Progress as lines of text if the output is not a terminal: at most one line every `every_s` seconds.
-
-    A short activity prints nothing or, with `always`, one line when it is complete. All other lines include the
-    remaining time.
-    """
-
-    def __init__(
-        self, every_s: float = 30.0, always: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._every_s, self._always, self._clock = every_s, always, clock
-        self._activity = ""
-        self._started = self._printed = 0.0  # time of the last line
-        self._first = 0  # items done at the first report
-
-    def __call__(self, done: int, total: int, activity: str) -> None:
-        now = self._clock()
-        name = activity.split(",")[0]  # without the numbers that follow it
-        if name != self._activity:
-            self._activity, self._started, self._printed, self._first = name, now, now, done
-        is_complete = done >= total and (self._always or self._printed > self._started)  # the second: after other lines
-        if now - self._printed < self._every_s and not is_complete:
-            return
-        self._printed = now
-        elapsed, n = now - self._started, done - self._first
-        left = f", {_duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
-        say(f"{activity} {done}/{total}, {_duration(elapsed)}{left}")
-
-
-def _duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
 @contextmanager
-def progress(description: str) -> Iterator[Progress]:
-    """A progress bar with the remaining time; it appears with the first report, so early errors show no bar.
-
-    Without a terminal, progress is printed as lines of text.
-    """
-    if not err.is_terminal:
-        plain = PlainProgress()
-        yield lambda done, total, activity: plain(done, total, activity or description)
-        return
-    with ExitStack() as stack:
-        shown = bar()
-        task = shown.add_task(description, total=None)
-
-        def report(done: int, total: int, activity: str) -> None:
-            if not shown.live.is_started:
-                stack.enter_context(shown)
-            shown.update(task, completed=done, total=total, description=activity or description)
-
-        yield report
+def progress(activity: str) -> Iterator[Progress]:
+    """Progress on stderr, from the first report on; `activity` stands for a report without a description."""
+    with ProgressBar(console=err) as bar:
+        yield lambda done, total, description: bar(done, total, description or activity)
 
 
 # --- training runs ------------------------------------------------------------------------------------------
@@ -186,36 +118,22 @@ class TrainingDisplay(Callback):
     """
 
     def __init__(self) -> None:
-        self._plain = None if err.is_terminal else PlainProgress(always=True)
-        self._bar: Bar | None = None
+        self._bar = ProgressBar(console=err, always=True)
         self._loss = ""
         self._rate_name = "PER"
         self._sample: tuple[Text, ...] = ()  # printed below the next validation row
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-        self._loss = ""
-
-    def report(self, done: int, total: int, description: str) -> None:
-        """Update the progress bar; each activity has its own bar, which closes when it is complete."""
-        if self._plain is not None:
-            self._plain(done, total, description)
-            return
-        if self._bar is None:
-            self._bar = bar()
-            self._bar.add_task(description, total=total)
-            self._bar.start()
-        self._bar.update(self._bar.tasks[0].id, completed=done, total=total, description=description + self._loss)
-        if done >= total:
-            self.close()
 
     def close(self) -> None:
         """Stop the progress bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar.close()
+        self._loss = ""
+
+    def report(self, done: int, total: int, description: str) -> None:
+        """Update the progress bar."""
+        self._bar(done, total, description + (self._loss if err.is_terminal else ""))
 
     def on_start(self, classes: Sequence[str]) -> None:
         from arcuate.data.alphabet import error_rate_name
