@@ -35,7 +35,7 @@ from arcuate.evaluation.unlabelled import (
 from arcuate.files import read_json, read_jsonl
 
 RIDGE = 1.0  # penalty of standardised weights, in units of one row
-DRIFT = ("profile_similarity", "subspace_similarity", "mean_shift", "sd_ratio")
+DRIFT = ("profile_similarity", "mean_shift", "sd_ratio")
 METHODS: dict[str, tuple[str, ...]] = {
     "as on the known sessions": (),
     "days since training": ("days",),

@@ -57,8 +57,8 @@ VARIANTS = {
 }
 ARCUATE = [sys.executable, "-m", "arcuate"]
 DECODINGS = {  # name: how it is args for
-    "ctc": (),
-    "ctc-beam": ("--search", "beam", "--beam", "20"),
+    "ctc": ("--head", "ctc"),
+    "ctc-beam": ("--head", "ctc", "--beam", "20"),
     "transducer": ("--head", "transducer"),
     "both": ("--head", "both"),
 }
@@ -79,8 +79,8 @@ def evaluate(variant: str, seed: int, reading: str, data: Path, out: Path) -> No
     folder = out / f"{variant}-s{seed}"
     has_head = reading.startswith("ctc") or "transducer.enabled=true" in VARIANTS[variant]
     if has_head and not Run(folder).results_file("val", reading, "json").exists():
-        args = ["--data", str(data), *DECODINGS[reading], "--label", reading, "--checkpoint", "last"]
-        subprocess.run([*ARCUATE, "evaluate", folder, *args], check=True, stdout=subprocess.DEVNULL)
+        args = ["--data", str(data), *DECODINGS[reading], "--label", reading]
+        subprocess.run([*ARCUATE, "evaluate", f"{folder}@last", *args], check=True, stdout=subprocess.DEVNULL)
 
 
 def costs(variant: str, n_steps: int = 6) -> tuple[int, float, float]:

@@ -14,19 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
 from encoders import ALONE, RECIPES
-from matplotlib import pyplot as plt
 
 from arcuate.experiments.recipe import run_recipe
 from arcuate.files import read_json
 from arcuate.run import Run
 
-METHODS = ("statistics", "one-step", "replay", "entropy")
 LATER = (5, 8)
-COLOURS = {"statistics": "#8a6100", "one-step": "#1d5fa6", "replay": "#0b7269", "entropy": "#8a3f86"}
 
 
 def arcuate(*words: object) -> None:
@@ -73,47 +67,28 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
     return read_json(folder / "calibration.json"), folder
 
 
-def measure(
-    out: Path, kind: str, seed: int, methods: tuple[str, ...], lm: str | None, calibrated: tuple[int, ...]
-) -> dict[str, Any]:
+def measure(out: Path, kind: str, seed: int, calibrated: tuple[int, ...]) -> dict[str, Any]:
     store, run = cohort(out, kind, seed)
     days = read_json(store / "manifest.json")["sessions"]
-    new = [entry["name"] for entry in days[6:]]
-    known = [word for entry in days[:6] for word in ("--session", entry["name"])]
+    new, known = [entry["name"] for entry in days[6:]], [entry["name"] for entry in days[:6]]
+    adapted = evaluate(store, run, "train", "adapted", "--adapt")
     result: dict[str, Any] = {"seed": seed, "known": evaluate(store, run, "val", "known")["per"], "days": {}}
-    arms: list[tuple[str, tuple[str, ...]]] = [(method, (method,)) for method in methods]
-    if lm is not None:
-        arms.append(("one-step, words", ("one-step", "--lm", lm)))
     for gap, session in reversed(list(zip(LATER, new, strict=True))):
-        entry: dict[str, Any] = {"session": session, "adapted": {}}
-        for name, words in arms:
-            label = f"{session.replace('.', '-')}-{name.replace(', ', '-')}"
-            found = evaluate(store, run, "train", label, "--session", session, "--adapt", *words)
-            entry["unadapted"] = found["per_unadapted"]
-            entry["adapted"][name] = cost(found)
+        entry: dict[str, Any] = {"session": session, "adapted": pooled(adapted, [session])}
         if gap in calibrated:
             curve, folder = calibrate(store, run, session)
             entry["curve"] = curve["curve"]
-            entry["calibrated_known"] = evaluate(store, folder, "val", "known", "--adapt", "none", *known)["per"]
+            rows = evaluate(store, folder, "val", "known")["per_by_session"]
+            entry["calibrated_known"] = mean([rows[name] for name in known])
         result["days"][gap] = entry
-    result["still"] = {
-        name: cost(evaluate(store, run, "val", f"still-{name.replace(', ', '-')}", *known, "--adapt", *words))
-        for name, words in arms
-    }
+    result["still"] = pooled(evaluate(store, run, "val", "still", "--adapt"), known)
     return result
 
 
-def cost(found: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        "per",
-        "per_unadapted",
-        "difference_low",
-        "difference_high",
-        "p",
-        "seconds_per_trial",
-        "peak_rss_mb",
-    )
-    return {name: found[name] for name in names} | {"n_fallbacks": sum(d["n_fallbacks"] for d in found["sessions"])}
+def pooled(found: dict[str, Any], sessions: list[str]) -> dict[str, Any]:
+    """Means over sessions, which have equally many trials."""
+    rows = [row for row in found["sessions"] if row["session"] in sessions]
+    return {name: mean([row[name] for row in rows]) for name in ("per", "per_unadapted", "seconds_per_trial")}
 
 
 def mean(values: list[float]) -> float:
@@ -122,16 +97,12 @@ def mean(values: list[float]) -> float:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Markdown, means over seeds."""
-    arms = list(results[0]["still"])
     lines = ["| | 5 days later | 8 days later | sessions without drift | ms per trial |", "|---|---|---|---|---|"]
-    plain = [percent(mean([r["days"][g]["unadapted"] for r in results])) for g in LATER]
-    still = percent(mean([r["still"][arms[0]]["per_unadapted"] for r in results]))
-    lines.append(f"| unadapted | {plain[0]} | {plain[1]} | {still} | |")
-    for arm in arms:
-        found = {gap: [r["days"][gap]["adapted"][arm] for r in results] for gap in LATER}
-        spent = mean([1000 * f["seconds_per_trial"] for gap in LATER for f in found[gap]])
-        cells = [change(found[gap]) for gap in LATER] + [change([r["still"][arm] for r in results])]
-        lines.append(f"| {arm} | {' | '.join(cells)} | {spent:.0f} |")
+    found = [*([r["days"][gap]["adapted"] for r in results] for gap in LATER), [r["still"] for r in results]]
+    plain = [percent(mean([entry["per_unadapted"] for entry in entries])) for entries in found]
+    lines.append(f"| unadapted | {' | '.join(plain)} | |")
+    spent = mean([1000 * entry["seconds_per_trial"] for entries in found[:2] for entry in entries])
+    lines.append(f"| one-step | {' | '.join(map(change, found))} | {spent:.0f} |")
     floor = mean([r["known"] for r in results])
     for n in (0, 5, 10, 20):
         cells = [sentences(results, gap, n, floor) for gap in LATER]
@@ -161,64 +132,15 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.1f} %"
 
 
-def draw(results: list[dict[str, Any]], path: Path) -> None:
-    plt.rcParams["svg.hashsalt"] = "arcuate"
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
-    floor = 100 * mean([r["known"] for r in results])
-    for gap, colour in zip(LATER, ("#1d5fa6", "#b4470b"), strict=True):
-        points = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
-        if not points:
-            continue
-        at = [p["sentences"] for p in points[0]]
-        rates = [100 * mean([curve[i]["per"] for curve in points]) for i in range(len(at))]
-        bands = [[100 * mean([c[i][k] for c in points]) for i in range(len(at))] for k in ("low", "high")]
-        axes[0].plot(at, rates, marker="o", color=colour, label=f"{gap} days later")
-        axes[0].fill_between(at, *bands, color=colour, alpha=0.2, linewidth=0)
-    axes[0].set(
-        xlabel="calibration sentences",
-        ylabel="PER of the remaining trials, %",
-        ylim=(0, None),
-        xticks=(0, 5, 10, 20),
-    )
-    for i, arm in enumerate(results[0]["still"]):
-        for gap, place in zip(LATER, (0, 1), strict=True):
-            rate = 100 * mean([r["days"][gap]["adapted"][arm]["per"] for r in results])
-            colour = COLOURS.get(arm, "#5a6270")
-            x = place + 0.14 * (i + 1)
-            axes[1].bar(x, rate, 0.13, color=colour, label=arm if place == 0 else None)
-    for gap, place in zip(LATER, (0, 1), strict=True):
-        rate = 100 * mean([r["days"][gap]["unadapted"] for r in results])
-        axes[1].bar(place, rate, 0.13, color="#8a8f99", label="unadapted" if place == 0 else None)
-    axes[1].set(
-        xticks=[place + 0.07 * len(results[0]["still"]) for place in (0, 1)],
-        xticklabels=[f"{gap} days later" for gap in LATER],
-        title="without labels",
-    )
-    axes[0].set_title("with labels")
-    for ax in axes:
-        ax.axhline(
-            floor,
-            color="#1b1f26",
-            linestyle="--",
-            linewidth=1,
-            label="training sessions" if ax is axes[0] else None,
-        )
-        ax.legend(frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on")
-    parser.add_argument("--lm", help="also learn from words, through this language model")
     parser.add_argument("--table", type=Path, help="Markdown to write")
     args = parser.parse_args()
-    arms = tuple(args.methods), args.lm, tuple(args.calibrate)
-    results = [measure(args.out, args.kind, seed, *arms) for seed in args.seeds]
+    results = [measure(args.out, args.kind, seed, tuple(args.calibrate)) for seed in args.seeds]
     (args.out / f"new_days.{args.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)

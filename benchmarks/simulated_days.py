@@ -73,7 +73,7 @@ def make_seed(out: Path, seed: int) -> None:
             "known": row.session in known,
             "day": day,
             "profile_similarity": row.profile_similarity,
-            **{name: mean_over(row, name) for name in ("subspace_similarity", "mean_shift", "sd_ratio")},
+            **{name: mean_over(row, name) for name in ("mean_shift", "sd_ratio")},
         }
         for row, day in zip(compare_sessions(sessions, arrays, last), days, strict=True)
     }

@@ -38,9 +38,7 @@ later = store.sessions[-1]
 # augmented copies).
 
 # %%
-from arcuate.adaptation.evaluate import evaluate_adaptation
-
-result = evaluate_adaptation(run, "one-step", data=store.path, sessions=[later])
+result = arcuate.evaluate(run, data=store.path, adapt=True)
 result.to_dict()
 
 # %% [markdown]

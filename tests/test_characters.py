@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arcuate.adaptation.evaluate import evaluate_adaptation
 from arcuate.cli.console import TrainingDisplay, err
 from arcuate.cli.doctor import print_diagnosis
-from arcuate.cli.evaluate import print_adaptation, print_evaluation
+from arcuate.cli.evaluate import print_evaluation
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
@@ -67,7 +66,7 @@ def test_the_command_line_names_the_character_error_rate(
     shown = (character_run.parent / "train.txt").read_text("utf-8")
     assert "val CER" in shown and "PER" not in shown
     print_evaluation(evaluate(character_run))
-    print_adaptation(evaluate_adaptation(character_run, "one-step", sessions=[]))
+    print_evaluation(evaluate(character_run, adapt=True))
     printed = capsys.readouterr().out
     assert "CER by session (val)" in printed and "CER" in printed.splitlines()[-1] and "PER" not in printed
 

@@ -12,7 +12,6 @@ from arcuate.config import (
     parse_settings,
     parse_yaml,
     read_yaml,
-    settings_from,
     to_yaml,
 )
 from arcuate.errors import UserError
@@ -80,30 +79,6 @@ def test_overrides() -> None:
     for override, message in (("seed=010", "octal"), ("a.b", "form key.sub=value"), ("a..b=1", "form key.sub")):
         with pytest.raises(UserError, match=message):
             apply_overrides({}, [override])
-
-
-@pytest.mark.parametrize(
-    "given",
-    [Outer(inner=Inner(lr=0.5)), {"inner.lr": 0.5}, {"inner": {"lr": 0.5}}, ["inner.lr=0.5"], ["inner.lr=5e-1"]],
-)
-def test_settings_are_given_as_such_as_a_mapping_or_as_text(given: object) -> None:
-    assert settings_from(Outer, given, "outer") == Outer(inner=Inner(lr=0.5))
-    assert settings_from(Outer, None, "outer") == Outer()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["inner.lr"], "'inner.lr' is not of the form key.sub=value"),
-        ({"inner.lrr": 1}, "outer: no setting 'inner.lrr'; did you mean 'inner.lr'?"),
-        ({"inner.lr": "fast"}, "outer: inner.lr = 'fast' is invalid"),
-        ({"inner.lr": True}, "expected a value, got true or false"),
-        ("inner.lr=1", "must be a mapping or a list"),
-    ],
-)
-def test_invalid_overrides_are_explained(given: object, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        settings_from(Outer, given, "outer")
 
 
 def test_every_setting_is_listed_with_a_description() -> None:

@@ -65,19 +65,18 @@ def test_a_run_folder_is_never_written_into(run: Path, cohort_store: Path) -> No
 
 
 def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
-    result = one_object(arcuate("evaluate", run, "--search", "beam", "--beam", "20", "--label", "b", "--json").stdout)
+    result = one_object(arcuate("evaluate", run, "--beam", "20", "--label", "b", "--json").stdout)
     greedy = one_object(arcuate("evaluate", run, "--label", "g", "--json").stdout)
     assert (result["search"], result["beam"]) == ("beam", 20)
     assert result["per_greedy"] == greedy["per"] and "per_greedy" not in greedy
-    assert "(greedy " in arcuate("evaluate", run, "--search", "beam", "--label", "b").stdout
-    assert_refused(arcuate("evaluate", run, "--search", "beams"), "greedy or beam")
+    assert "(greedy " in arcuate("evaluate", run, "--beam", "20", "--label", "b").stdout
 
 
 def test_validation_may_use_the_beam_search(cohort_store: Path, tmp_path: Path) -> None:
     overrides = [*FEW, "train.steps=10", "validate.search=beam", "validate.beam=4"]
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides)
     assert done.returncode == 0, done.stderr
-    result = one_object(arcuate("evaluate", tmp_path / "beamed", "--checkpoint", "last", "--json").stdout)
+    result = one_object(arcuate("evaluate", f"{tmp_path / 'beamed'}@last", "--json").stdout)
     rows = [json.loads(line) for line in (tmp_path / "beamed/metrics.jsonl").read_text().splitlines()]
     assert result["per"] == pytest.approx([r["per"] for r in rows if r["split"] == "val"][-1])
 
@@ -132,9 +131,7 @@ def test_evaluate_prints_what_scripts_rely_on(run: Path, tmp_path: Path) -> None
 
 
 def test_evaluation_agrees_with_the_validation_during_training(run: Path) -> None:
-    result = one_object(
-        arcuate("evaluate", run, "--split", "val", "--checkpoint", "last", "--label", "last", "--json").stdout
-    )
+    result = one_object(arcuate("evaluate", f"{run}@last", "--split", "val", "--label", "last", "--json").stdout)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert result["per"] == [r["per"] for r in rows if r["split"] == "val"][-1]
     assert (run / "results/val.last.jsonl").exists()

@@ -424,15 +424,6 @@ def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, noun: 
         raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}".strip(), kind)))) from None
 
 
-def settings_from(kind: type[S], given: S | Overrides | None, noun: str, **fixed: Any) -> S:
-    """Settings of one class, given as such or as overrides, {"lr": 5e-4} or ["lr=5e-4"]; `fixed` win over these."""
-    if isinstance(given, kind):
-        return given
-    tree: dict[str, Any] = {}
-    apply_overrides(tree, cast(Overrides, given or ()))
-    return parse_settings(kind, tree | fixed, "", noun=noun)
-
-
 def to_tree(settings: Settings) -> dict[str, Any]:
     """All settings as plain values, defaults included."""
     return settings.model_dump(mode="json", by_alias=True)

@@ -144,7 +144,7 @@ def find_checkpoint(run: RunLike, which: str = "best") -> Path:
 def split_parent(parent: str) -> tuple[Path, str]:
     """Split RUN@WHICH. The name of a folder may contain an @, so an existing folder is not split."""
     path, _, which = parent.rpartition("@")
-    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+", which)):
+    if Path(parent).is_dir() or not (path and re.fullmatch(r"|best|last|step-\d+|stage-[\w.-]+", which)):
         return Path(parent), "best"
     return Path(path), which or "best"
 

@@ -259,13 +259,6 @@ def test_outputs_are_checked_first(files: Path, tmp_path: Path) -> None:
             assert message in rejection(files, "--out", str(target), command=command, scores=bad)
 
 
-def test_options_of_the_causal_model_are_checked_first(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="requires --head ctc"):
-        decode(files / "scores.npz", llm=tmp_path, head="both")
-    with pytest.raises(UserError, match="--alpha must be between 0 and 1"):
-        decode(files / "scores.npz", llm=tmp_path, alpha=1.5)
-
-
 def test_inputs_are_not_overwritten(files: Path, tmp_path: Path) -> None:
     scores = edited(files, tmp_path / "s.npz")
     (tmp_path / "link.jsonl").symlink_to(files / "refs.jsonl")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arcuate.adaptation import evaluate as adaptation
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation import unlabelled
@@ -128,10 +127,9 @@ def test_evaluation_estimates_what_it_cannot_measure(run: Path, cohort_store: Pa
     assert stored["estimate"]["n_trials"] == estimate.n_trials == found.metrics.n_trials
 
 
-def test_sessions_without_labels_are_estimated_one_by_one(run: Path, cohort_store: Path, monkeypatch) -> None:
-    hidden = hide_labels(cohort_store, "test")
-    monkeypatch.setattr(adaptation, "open_store", lambda source, data: hidden)
-    found = adaptation.evaluate_adaptation(run, "none", split="test")
-    assert found.metrics.per is None and all(s.estimate is not None for s in found.sessions)
-    assert found.summary().count("estimated PER") == len(found.sessions)
+def test_sessions_without_labels_are_estimated_one_by_one(run: Path, cohort_store: Path) -> None:
+    found = evaluate(run, split="test", data=hide_labels(cohort_store, "test"), adapt=True)
+    assert found.per is None and found.adaptation is not None
+    sessions = found.adaptation.sessions
+    assert all(s.estimate is not None for s in sessions) and found.summary().count("estimated PER") == len(sessions)
     assert json.loads(json.dumps(found.to_dict()))["sessions"][0]["estimate"]["n_trials"] > 0

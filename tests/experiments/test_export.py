@@ -196,7 +196,7 @@ def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, wor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"adapt": "one-step"}, "--adapt needs gradients"),
+        ({"adapt": True}, "--adapt needs gradients"),
         ({"lm": "other.alm"}, "--lm is fixed"),
         ({"head": "both"}, "has no transducer"),
     ],

@@ -19,7 +19,6 @@ pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)
 pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)")
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
-from arcuate.adaptation.config import Adaptation
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live import adaptation, server, web
@@ -330,7 +329,7 @@ def test_an_update_that_fails_unexpectedly_turns_adaptation_off(monkeypatch: pyt
         raise ValueError("a defect")
 
     monkeypatch.setattr(adaptation, "adapt_to_sentence", fail)
-    adapting = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    adapting = decoder(adapt=True)
     adapting.push(bins(60))
     adapting.finish()
     adapting.wait_for_adaptation()

@@ -18,7 +18,6 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
-from arcuate.adaptation.config import Adaptation
 from arcuate.evaluation.floor import FloorRates
 from arcuate.live import images
 from arcuate.live.input import Chunk, End, Mark
@@ -335,7 +334,7 @@ def test_keys_pause_speed_and_close(page) -> None:
 
 
 def test_the_page_shows_the_status_of_adaptation(browser) -> None:
-    adapting = decoder(adapt=Adaptation.model_validate({"method": "one-step", "copies": 2}))
+    adapting = decoder(adapt=True)
     with serving(adapting) as served:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)

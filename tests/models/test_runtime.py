@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arcuate.evaluation.evaluate import score_split
+from arcuate.evaluation.evaluate import find_source, score_split
 from arcuate.experiments import train as train_module
 from arcuate.experiments.train import train
 from arcuate.models import runtime
@@ -102,7 +102,7 @@ def test_a_run_is_evaluated_where_its_gpu_does_not_exist(monkeypatch: pytest.Mon
     run.recipe_file.write_text(recipe.replace("device: auto", "device: cuda:7").replace("tf32: false", "tf32: true"))
     trained = read_config(run).runtime
     assert (trained.device, trained.tf32) == ("cuda:7", True)
-    assert score_split(run, "val", GOLDEN / "store", "best").results
+    assert score_split(find_source(run), "val", GOLDEN / "store").results
     FakeCuda(monkeypatch, n_devices=4)
     assert available_runtime(trained) == trained.model_copy(update={"device": "auto"})
     assert available_runtime(RuntimeSettings(device="cuda:3")).device == "cuda:3"

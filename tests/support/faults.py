@@ -200,7 +200,7 @@ def _read_all(pipes: Sequence[int]) -> list[str]:
 
 _IMPORTED_ONCE = (
     "arcuate.cli",
-    "arcuate.adaptation.evaluate",
+    "arcuate.evaluation.adapted",
     "arcuate.evaluation.combine",
     "arcuate.evaluation.decode",
     "arcuate.evaluation.evaluate",

@@ -74,12 +74,11 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
         assert not thread.is_alive()
 
 
-def decoder(
-    n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2"), adapt: Adaptation | None = None
-) -> StreamingDecoder:
+def decoder(n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2"), adapt: bool = False) -> StreamingDecoder:
     engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
-    if adapt is not None:
-        engine = replace(engine, adaptation=make_setup(engine.model, SEARCH, adapt, AugmentationConfig()))
+    if adapt:
+        setup = make_setup(engine.model, Adaptation(copies=2), AugmentationConfig(), uses_words=True)
+        engine = replace(engine, adaptation=setup)
     return StreamingDecoder(engine)
 
 

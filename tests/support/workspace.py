@@ -190,7 +190,7 @@ def make_workspace(folder: Path) -> Path:
     made("simulate", "other", "--sessions", "2", "--trials", "8", "--electrodes", "4", "--seed", "3")
     made("prepare", "source", "store")
     made("train", "tiny", *SHORT, "data.max_sessions=1", "--data", "store", "--run", "run")
-    made("evaluate", "run", "--data", "store", "--checkpoint", "step-00000002", "--scores", "scores.npz")
+    made("evaluate", "run@step-00000002", "--data", "store", "--scores", "scores.npz")
     shutil.copy(folder / "scores.npz", folder / "again.npz")
     (folder / "text.txt").write_text("aa b\nb aa k\nk k aa\n" * 5)
     (folder / "other.txt").write_text("k aa b\nb k\n" * 5)

@@ -443,7 +443,7 @@ def test_everything_that_computes_sets_tf32_and_the_kernels_of_attention(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", attention.append)
-    loading = [("arcuate.decoding.decoder", "find_checkpoint"), ("arcuate.live.decoder", "find_source")]
+    loading = [("arcuate.decoding.decoder", "find_checkpoint"), ("arcuate.live.decoder", "read_source")]
     for name, find in loading:
         source = SimpleNamespace(config=SimpleNamespace(runtime=RuntimeSettings()), checkpoint=Path("run"))
         monkeypatch.setattr(f"{name}.{find}", lambda *arguments, source=source: source)

@@ -144,7 +144,7 @@ def test_evaluation_uses_the_losses_of_the_checkpoints_stage(cohort_store: Path,
     validated = read_jsonl(result.run.metrics_file)
     for name, step in (("step-00000002", 2), ("last", 4)):
         loss = next(row["loss"] for row in validated if row["step"] == step and row["split"] == "val")
-        scored = arcuate.evaluate(result, split="val", checkpoint=name)
+        scored = arcuate.evaluate(f"{result.run.path}@{name}", split="val")
         assert scored.metrics.loss == pytest.approx(loss, rel=1e-5)
 
 

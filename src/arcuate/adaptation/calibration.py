@@ -1,8 +1,7 @@
-"""Calibration with a few labelled sentences: which trials train, which are held out, and the calibration curve."""
+"""Calibration with a few labelled sentences: which trials train, which are held out, and how batches mix them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,11 +9,10 @@ from arcuate.data.selection import can_align
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import LIVE_CORPUS
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import total
-from arcuate.evaluation.significance import bootstrap_interval, score_difference
-from arcuate.evaluation.trials import TrialResult
 from arcuate.models.config import Patch
 
+BATCH_SIZE = 16
+_KNOWN_FRACTION = 0.5  # of a batch, if there are trials of known sessions
 _FLAT_CHECK_TRIALS = 20  # trials examined to check that at least one channel varies
 
 
@@ -52,7 +50,7 @@ def split_session(store: Store, session: str, n_sentences: int, patch: Patch) ->
 
 
 def _nothing_usable(store: Store, session: str, labelled: Sequence[TrialInfo]) -> str:
-    alternative = "or adapt without labels: arcuate evaluate RUN --adapt one-step"
+    alternative = "or adapt without labels: arcuate evaluate RUN --adapt"
     if not labelled:
         return (
             f"{session} has no labelled training sentence to calibrate on; add its labels and prepare it again,"
@@ -87,50 +85,18 @@ class MixedBatches:
 
     n_new: int
     n_known: int
-    batch_size: int
-    known_fraction: float
-    seed: int
 
     def draw(self, position: int) -> list[int]:
-        """Indices of the batch at this position, a function of (seed, position)."""
-        rng = np.random.default_rng((self.seed, 3, position))
-        n_known = min(round(self.batch_size * self.known_fraction), self.n_known)
-        n_new = self.batch_size - n_known
+        """Indices of the batch at this position, a function of the position."""
+        rng = np.random.default_rng((0, 3, position))
+        n_known = min(round(BATCH_SIZE * _KNOWN_FRACTION), self.n_known)
+        n_new = BATCH_SIZE - n_known
         rounds = -(-n_new // self.n_new)  # every new trial once before any is repeated
         new = np.concatenate([rng.permutation(self.n_new) for _ in range(rounds)])[:n_new]
         known = self.n_new + rng.permutation(self.n_known)[:n_known]
         return [int(i) for i in (*new, *known)]
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """PER on the held-out trials after calibration with a number of sentences, with its 95 % interval."""
-
-    sentences: int
-    per: float | None
-    low: float | None
-    high: float | None
-    n_trials: int
-    gain: float | None = None  # decrease of PER relative to no calibration, on the same trials
-    gain_low: float | None = None
-    gain_high: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def curve_sizes(n_sentences: int) -> tuple[int, ...]:
     """Numbers of sentences at which the curve is measured: none, a quarter, half and all."""
     return tuple(sorted({0, max(n_sentences // 4, 1), max(n_sentences // 2, 1), n_sentences}))
-
-
-def curve_point(
-    n_sentences: int, results: Sequence[TrialResult], uncalibrated: Sequence[TrialResult] | None = None
-) -> CurvePoint:
-    """Score held-out trials; `uncalibrated` are the same trials decoded without calibration."""
-    scores = [r.score for r in results if r.score is not None]
-    low, high = bootstrap_interval(scores)
-    before = [r.score for r in uncalibrated or () if r.score is not None]
-    difference = score_difference(before, scores) if before and scores else None
-    gain = (difference.rate, difference.low, difference.high) if difference else (None, None, None)
-    return CurvePoint(n_sentences, total(scores).rate, low, high, len(scores), *gain)

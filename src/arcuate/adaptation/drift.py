@@ -3,54 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from arcuate.adaptation.config import resolve_adaptation
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import SPLITS, ElectrodeArray, days_since_first, list_arrays
+from arcuate.data.trial import ElectrodeArray, days_since_first, list_arrays
 from arcuate.errors import UserError
-from arcuate.files import to_frame
+from arcuate.files import fields_to_dict, to_frame
 from arcuate.progress import Progress, counted, logger
-from arcuate.run import RunLike, open_run
-
-if TYPE_CHECKING:
-    from arcuate.adaptation.evaluate import AdaptationResult
 
 SAME_ORDER = 0.4  # channel-order similarity below which channels are reported as re-ordered
 
 _SMOOTHING_BINS = 9  # shorter fluctuations are noise of single spikes
-_MAX_DIMENSIONS = 10  # dimensions of the subspace in which tuned activity lies
-_CHANNELS_PER_DIMENSION = 3  # at least; a subspace of half the channels would span nearly all activity
 _FLAT_FRACTION = 0.99  # a channel that is flat in this fraction of the trials is dead
 _MIN_BINS = 300  # 6 s; shorter recordings do not characterise a channel
+_MAX_TRIALS = 40  # per session
 _WARNING_TRIALS = 20  # per session, examined by `warn_about_recording`
-
-
-# --- API ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ArrayDrift:
-    """Change of one array relative to the reference session."""
+    """Change of one array relative to the reference session; medians over its channels that are not flat."""
 
-    subspace_similarity: float | None
     profile_similarity: float | None
-    mean_shift: float | None  # median over channels, in SD of the reference session
-    sd_ratio: float | None  # median over channels, at least 1
-    flat: int
-    channels: int
-
-
-@dataclass(frozen=True)
-class ChannelDrift:
-    """Change of every channel relative to the reference session; None if a channel is flat."""
-
-    mean: list[float | None]  # per bin
-    mean_shift: list[float | None]
-    sd_ratio: list[float | None]
-    profile_similarity: list[float | None]
+    mean_shift: float | None  # in SD of the reference session
+    sd_ratio: float | None  # at least 1
 
 
 @dataclass(frozen=True)
@@ -66,20 +44,18 @@ class SessionDrift:
     reordered: bool
     profile_similarity: float | None
     arrays: dict[str, ArrayDrift]
-    channels: ChannelDrift
+    mean_shift: list[float | None]  # of every channel; None if it is flat
 
 
 @dataclass(frozen=True, eq=False)
 class DriftResult:
-    """Drift of all sessions of a store; with a run also its error rates."""
+    """Drift of all sessions of a store."""
 
     store: Path
     reference: str
     n_channels: int
+    simulated: bool
     sessions: tuple[SessionDrift, ...]
-    similarity: np.ndarray  # (sessions, sessions) of subspaces
-    error_rates: "AdaptationResult | None" = None
-    simulated: bool = False
 
     @property
     def days_since_first(self) -> list[int | None]:
@@ -87,15 +63,7 @@ class DriftResult:
         return days_since_first([row.session for row in self.sessions])
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "store": str(self.store),
-            "reference": self.reference,
-            "n_channels": self.n_channels,
-            "simulated": self.simulated,
-            "sessions": [asdict(row) for row in self.sessions],
-            "similarity": self.similarity.tolist(),
-            "error_rates": self.error_rates.to_dict() if self.error_rates else None,
-        }
+        return fields_to_dict(self) | {"store": str(self.store), "sessions": [asdict(row) for row in self.sessions]}
 
     def to_frame(self) -> Any:
         """One row per session and array, as a pandas DataFrame."""
@@ -107,71 +75,22 @@ class DriftResult:
 
 
 def measure_drift(
-    store: str | Path | Store,
-    run: RunLike | None = None,
-    *,
-    adapt: str = "one-step",
-    split: str = "val",
-    reference: str | None = None,
-    max_trials: int = 40,
-    progress: Progress | None = None,
+    store: str | Path | Store, *, reference: str | None = None, progress: Progress | None = None
 ) -> DriftResult:
-    """Measure how the recordings of a store change over sessions and, with a run, how its error rate changes.
-
-    Sessions are compared with `reference`: by default the last session that the run's model was trained on, or the
-    first session of the store. `adapt` and `split` belong to the run's evaluation, which is written to its results
-    under the label `drift-<adapt>`, unless the run is read-only. `max_trials` per session are examined.
-    """
-    opened = open_run(run) if run is not None else None
+    """Measure how the recordings of a store change over sessions, compared with `reference` (default: the first)."""
     store = store if isinstance(store, Store) else Store.open(Path(store))
-    _check_names(store, adapt, split, reference)
-    sessions = measure_sessions(store, max_trials, progress)
-    if not sessions:
-        raise UserError(f"{store.path} has no trial long enough to measure; prepare more recordings")
-    error_rates = None
-    if opened is not None:
-        from arcuate.adaptation.evaluate import evaluate_adaptation
-
-        error_rates = evaluate_adaptation(
-            *(opened, adapt),
-            split=split,
-            data=store.path,
-            label=f"drift-{adapt}",
-            results_required=False,
-            progress=progress,
-        )
-    chosen = _choose_reference(sessions, reference, error_rates)
-    arrays = list_arrays(store.layout, store.n_channels)
-    return DriftResult(
-        store.path,
-        chosen.session,
-        store.n_channels,
-        tuple(compare_sessions(sessions, arrays, chosen)),
-        _similarity_matrix(sessions, np.arange(store.n_channels)),
-        error_rates,
-        store.simulated,
-    )
-
-
-def _check_names(store: Store, adapt: str, split: str, reference: str | None) -> None:
     if reference is not None and reference not in store.sessions:
         known = ", ".join(store.sessions)
         raise UserError(f"{store.path.name} has no session {reference} to compare with; it contains {known}")
-    resolve_adaptation(adapt)
-    if split not in ("dev", *SPLITS):
-        raise UserError(f"no split {split!r}; choose {', '.join(SPLITS)} or dev")
-
-
-def _choose_reference(
-    sessions: Sequence["SessionStatistics"], named: str | None, error_rates: "AdaptationResult | None"
-) -> "SessionStatistics":
-    if named is not None:
-        found = [s for s in sessions if s.session == named]
-        if not found:
-            raise UserError(f"session {named} has no trial long enough to compare with; choose another")
-        return found[0]
-    known = {s.session for s in error_rates.sessions if s.known} if error_rates else set()
-    return next((s for s in reversed(sessions) if s.session in known), sessions[0])
+    sessions = measure_sessions(store, progress)
+    if not sessions:
+        raise UserError(f"{store.path} has no trial long enough to measure; prepare more recordings")
+    chosen = next((s for s in sessions if s.session == reference), None if reference else sessions[0])
+    if chosen is None:
+        raise UserError(f"session {reference} has no trial long enough to compare with; choose another")
+    arrays = list_arrays(store.layout, store.n_channels)
+    rows = compare_sessions(sessions, arrays, chosen)
+    return DriftResult(store.path, chosen.session, store.n_channels, store.simulated, tuple(rows))
 
 
 def warn_about_recording(store: Store, session: str, reference: str) -> None:
@@ -216,12 +135,12 @@ class SessionStatistics:
     correlation: np.ndarray  # (C, C) of smoothed activity
 
 
-def measure_sessions(store: Store, max_trials: int = 40, progress: Progress | None = None) -> list[SessionStatistics]:
-    """Statistics of every session, from at most `max_trials` trials spread evenly over it."""
+def measure_sessions(store: Store, progress: Progress | None = None) -> list[SessionStatistics]:
+    """Statistics of every session, from at most 40 trials spread evenly over it."""
     measured = []
     for i, session in enumerate(store.sessions, start=1):
         trials = [t for t in store.trials if t.session == session and t.n_bins > _SMOOTHING_BINS]
-        measured.append(_session_statistics(store, session, _evenly_spaced(trials, max_trials)))
+        measured.append(_session_statistics(store, session, _evenly_spaced(trials, _MAX_TRIALS)))
         if progress:
             progress(i, len(store.sessions), "measuring sessions")
     return [statistics for statistics in measured if statistics.n_trials]
@@ -298,44 +217,24 @@ def compare_sessions(
                 channel_order_similarity=order,
                 reordered=order is not None and order < SAME_ORDER,
                 profile_similarity=_median(profile),
-                arrays={a.name: _array_drift(reference, current, a.channels) for a in arrays},
-                channels=ChannelDrift(
-                    mean=_rounded(current.mean),
-                    mean_shift=_rounded(_mean_shift(reference, current)),
-                    sd_ratio=_rounded(_sd_ratio(reference, current)),
-                    profile_similarity=_rounded(profile),
-                ),
+                arrays={a.name: _array_drift(reference, current, profile, a.channels) for a in arrays},
+                mean_shift=[round(float(v), 4) if np.isfinite(v) else None for v in _mean_shift(reference, current)],
             )
         )
     return rows
 
 
-def _array_drift(reference: SessionStatistics, current: SessionStatistics, channels: np.ndarray) -> ArrayDrift:
-    alive = channels[~(reference.flat | current.flat)[channels]]
-    shift, ratio = _mean_shift(reference, current)[alive], _sd_ratio(reference, current)[alive]
+def _array_drift(
+    reference: SessionStatistics, current: SessionStatistics, profile: np.ndarray, channels: np.ndarray
+) -> ArrayDrift:
+    ratio = (np.maximum(current.sd, 1e-9) / np.maximum(reference.sd, 1e-9))[channels]
+    alive = ~(reference.flat | current.flat)[channels]
+    spread = _median(np.abs(np.log(ratio[alive])))
     return ArrayDrift(
-        subspace_similarity=subspace_similarity(reference, current, channels),
-        profile_similarity=_median(profile_similarity(reference, current)[channels]),
-        mean_shift=float(np.median(np.abs(shift))) if len(alive) else None,
-        sd_ratio=float(np.exp(np.median(np.abs(np.log(ratio))))) if len(alive) else None,
-        flat=int(current.flat[channels].sum()),
-        channels=len(channels),
+        profile_similarity=_median(profile[channels]),
+        mean_shift=_median(np.abs(_mean_shift(reference, current)[channels])),
+        sd_ratio=None if spread is None else float(np.exp(spread)),
     )
-
-
-def subspace_similarity(a: SessionStatistics, b: SessionStatistics, channels: np.ndarray) -> float | None:
-    """Overlap of the leading principal subspaces, 1 = identical, corrected for chance."""
-    alive = channels[~(a.flat[channels] | b.flat[channels])]
-    k = min(_MAX_DIMENSIONS, len(alive) // _CHANNELS_PER_DIMENSION)
-    if k < 1:
-        return None
-    correlations = [s.correlation[np.ix_(alive, alive)] for s in (a, b)]
-    if not all(np.isfinite(c).all() for c in correlations):
-        return None  # values so large that their squares overflow
-    bases = [np.linalg.eigh(c)[1][:, -k:] for c in correlations]
-    overlap = float(np.square(bases[0].T @ bases[1]).sum() / k)
-    chance = k / len(alive)
-    return max((overlap - chance) / (1 - chance), 0.0)
 
 
 def profile_similarity(a: SessionStatistics, b: SessionStatistics) -> np.ndarray:
@@ -365,26 +264,6 @@ def _mean_shift(reference: SessionStatistics, current: SessionStatistics) -> np.
     """Shift of every channel's mean in SD of the reference session. (C,) NaN where flat"""
     shift = (current.mean - reference.mean) / np.maximum(reference.sd, 1e-9)
     return np.where(reference.flat | current.flat, np.nan, shift)
-
-
-def _sd_ratio(reference: SessionStatistics, current: SessionStatistics) -> np.ndarray:
-    """SD of every channel relative to the reference session. (C,) NaN where flat"""
-    ratio = np.maximum(current.sd, 1e-9) / np.maximum(reference.sd, 1e-9)
-    return np.where(reference.flat | current.flat, np.nan, ratio)
-
-
-def _similarity_matrix(sessions: Sequence[SessionStatistics], channels: np.ndarray) -> np.ndarray:
-    """Subspace similarity of all pairs. (sessions, sessions)"""
-    matrix = np.ones((len(sessions), len(sessions)))
-    for i, a in enumerate(sessions):
-        for j in range(i):
-            similarity = subspace_similarity(a, sessions[j], channels)
-            matrix[i, j] = matrix[j, i] = np.nan if similarity is None else similarity
-    return matrix
-
-
-def _rounded(values: np.ndarray) -> list[float | None]:
-    return [round(float(v), 4) if np.isfinite(v) else None for v in values]
 
 
 def _median(values: np.ndarray) -> float | None:

@@ -1,4 +1,4 @@
-"""Reference values from known sessions: confidence of the model and statistics of its input."""
+"""Confidence of the model on the sessions that it was trained on, against which drift is measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,34 +6,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from arcuate.adaptation.config import GRADIENT_METHODS, Adaptation, Method
 from arcuate.adaptation.drift import warn_about_recording
-from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, input_statistics
-from arcuate.adaptation.state import ExpectedConfidence, SessionState, confidence
+from arcuate.adaptation.online import OnlineAdapter, compute_log_probs
+from arcuate.adaptation.state import ExpectedConfidence, confidence
 from arcuate.data.batching import read_statistics
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between, nearest_session
 from arcuate.models.model import Model
 from arcuate.progress import Progress, counted, logger
 
-_REFERENCE_TRIALS = 50  # per session, enough for means and variances
 _TRIALS_PER_SESSION = 12  # on which confidence is measured
 _MAX_TRIALS = 120  # over all sessions; limited because a stream waits until they are decoded
 _MIN_SESSION_SD = 0.1  # lower bound of the SD of session means, relative to the mean uncertainty
-_UNADAPTED = Adaptation(method="none")
-
-
-def start_session(
-    adapter: OnlineAdapter, store: Store, session: str, known: Mapping[str, Sequence[float]]
-) -> SessionState:
-    """Start adapting a session; `known` is the result of `measure_confidence`."""
-    expected = expected_confidence(session, known)
-    if adapter.settings.method != "statistics":
-        return adapter.start(session, expected=expected)
-    reference = adapter.init_session(session)
-    trials = [t for t in store.trials if t.session == reference and t.split == "train"][:_REFERENCE_TRIALS]
-    statistics = [input_statistics(adapter.model, normalised_bins(adapter, store, t)) for t in trials]
-    return adapter.start(session, sum(statistics[1:], statistics[0]) if statistics else None, expected)
 
 
 def measure_confidence(
@@ -46,8 +30,7 @@ def measure_confidence(
     for i, session in enumerate(sessions, start=1):
         own = [t for t in store.trials if t.session == session and t.n_bins]
         trials = [t for t in own if t.split == "val"] or [t for t in own if t.split == "train"]
-        unadapted = OnlineAdapter(adapter.model, _UNADAPTED, adapter.augmentation)
-        model = unadapted.unadapted_model(unadapted.start(session))
+        model = adapter.unadapted_model(adapter.start(session))
         values = [confidence(compute_log_probs(model, normalised_bins(adapter, store, t))) for t in trials[:n_each]]
         if values:
             found[session] = tuple(values)
@@ -100,10 +83,9 @@ def log_new_sessions(store: Store, model: Model, trials: Sequence[TrialInfo]) ->
         logger.info(f"{session} is new to the model: decoded with the layer of {nearest}{when}")
 
 
-def log_missing_reference(method: Method, has_known_sessions: bool) -> None:
-    """Log that drift cannot be measured, if a gradient method has no recordings of known sessions."""
-    if method in GRADIENT_METHODS and not has_known_sessions:
-        logger.info(
-            "there are no recordings of sessions that the model was trained on, so drift cannot be measured and"
-            " every step has full length; give a store that has them with --data"
-        )
+def log_missing_reference() -> None:
+    """Log that there are no recordings of known sessions."""
+    logger.info(
+        "there are no recordings of sessions that the model was trained on, so drift cannot be measured and every step"
+        " has full length; give a store that has them with --data"
+    )

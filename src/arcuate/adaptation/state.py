@@ -8,12 +8,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from arcuate.adaptation.config import Safety
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.hypothesis import greedy
-from arcuate.evaluation.metrics import score
+
+MIN_CONFIDENCE = 0.35  # confidence below which a trial causes no update
+MAX_DISAGREEMENT = 0.4  # edits per greedy phoneme above which a pseudo-label from words causes no update
+MAX_DISTANCE = 0.5  # of a layer from its initial value, relative to the norm of the initial layer
+WINDOW = 8  # trials over which the adapted and the unadapted model are compared
+MAX_FALLBACKS = 3  # one more ends adaptation of the session
+LR_FACTOR = 0.5  # factor on the learning rate after each fall-back
+_MAX_CONFIDENCE_DROP = 0.02  # relative to the unadapted model; a larger one causes a fall-back
+_MIN_LENGTH_RATIO = 0.7  # of decoded tokens, adapted to unadapted; a lower one causes a fall-back
+_MIN_STANDARD_ERRORS = 1.0  # by which confidence must lie below that on known sessions before any update
+_KNOWN_SESSION_FACTOR = 3.0  # factor on these for a session the model was trained on
+_FULL_STEP_UNCERTAINTY = 0.5  # relative increase of uncertainty at which steps have full length
+_CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated
+_MIN_TOKENS = 2  # shorter outputs are not used as pseudo-labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,37 +62,6 @@ class AdamMoments:
 
 
 @dataclass(frozen=True, eq=False)
-class InputStatistics:
-    """Mean and covariance of bins, kept as float64 sums so that two sets can be added."""
-
-    total: Tensor  # (C,)
-    products: Tensor  # (C, C)
-    n_bins: float
-
-    @classmethod
-    def of(cls, bins: Tensor) -> "InputStatistics":
-        """Statistics of bins (T, C)."""
-        exact = bins.double()
-        return cls(exact.sum(0), exact.t() @ exact, float(len(bins)))
-
-    def __add__(self, other: "InputStatistics") -> "InputStatistics":
-        return InputStatistics(self.total + other.total, self.products + other.products, self.n_bins + other.n_bins)
-
-    def reweighted(self, n_bins: float) -> "InputStatistics":
-        """The same mean and covariance with the weight of `n_bins` bins."""
-        scale = n_bins / max(self.n_bins, 1.0)
-        return InputStatistics(self.total * scale, self.products * scale, n_bins)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.total / self.n_bins
-
-    @property
-    def covariance(self) -> Tensor:
-        return self.products / self.n_bins - torch.outer(self.mean, self.mean)
-
-
-@dataclass(frozen=True, eq=False)
 class DecodedTrial:
     """One decoded trial with its pseudo-label."""
 
@@ -108,18 +90,15 @@ class ExpectedConfidence:
 
 @dataclass(frozen=True, eq=False)
 class SessionState:
-    """Adaptation of one session so far: current and initial layer, and the statistics collected."""
+    """Adaptation of one session so far."""
 
     session: str
     init_session: str  # known session whose layer it started with
     initial: AffineLayer
     layer: AffineLayer
     moments: AdamMoments
-    reference: InputStatistics | None = None  # input of `init_session`
     expected: ExpectedConfidence | None = None  # None: no recordings of known sessions
     unadapted_confidence: tuple[float, ...] = ()  # confidence on the last trials, excluding all-blank ones
-    observed: InputStatistics | None = None  # input of this session
-    buffer: tuple[DecodedTrial, ...] = ()  # for replay
     comparison: ModelComparison = field(default_factory=ModelComparison)
     n_trials: int = 0
     n_steps: int = 0
@@ -132,31 +111,20 @@ def confidence(log_probs: np.ndarray) -> float:
     return float(np.exp(best[nonblank].mean())) if nonblank.any() else 0.0
 
 
-# --- safety: when a trial causes no update, and when the adapted layer is discarded ------------------------------
-
-_CONFIDENCE_TRIALS = 40  # trials from which the drift of a session is estimated
-_KNOWN_SESSION_FACTOR = 3.0  # factor on the required standard errors for a session the model was trained on
-_MIN_TOKENS = 2  # shorter outputs are not used as pseudo-labels
-
-
-def is_usable(trial: DecodedTrial, settings: Safety) -> bool:
+def is_usable(trial: DecodedTrial) -> bool:
     """Whether a trial's pseudo-label is confident and long enough to train on; flat trials never are.
 
     A pseudo-label from a word search must be close to the greedy phonemes: where the language model changed many of
     them, its sentence has little acoustic support.
     """
     phonemes = greedy(trial.log_probs)
-    agrees = score(phonemes, trial.pseudo_label).errors <= settings.max_disagreement * len(phonemes)
-    confident = confidence(trial.log_probs) >= settings.min_confidence
-    return len(trial.pseudo_label) >= _MIN_TOKENS and has_signal(trial.bins) and agrees and confident
+    agrees = Levenshtein.distance(phonemes, trial.pseudo_label) <= MAX_DISAGREEMENT * len(phonemes)
+    confident = confidence(trial.log_probs) >= MIN_CONFIDENCE
+    has_signal = len(trial.bins) > 0 and bool((trial.bins.amax(0) > trial.bins.amin(0)).any())
+    return len(trial.pseudo_label) >= _MIN_TOKENS and has_signal and agrees and confident
 
 
-def has_signal(bins: Tensor) -> bool:
-    """Whether any channel of a trial (T, C) varies."""
-    return len(bins) > 0 and bool((bins.amax(0) > bins.amin(0)).any())
-
-
-def step_factor(state: SessionState, settings: Safety) -> float:
+def step_factor(state: SessionState) -> float:
     """Fraction of a full step that the drift of a session justifies, from 0 (no drift detected) to 1.
 
     Without drift there is nothing to correct, and training on pseudo-labels would only add their errors. Confidence
@@ -168,10 +136,10 @@ def step_factor(state: SessionState, settings: Safety) -> float:
     expected, n = state.expected, len(state.unadapted_confidence)
     deficit = expected.mean - float(np.mean(state.unadapted_confidence))
     is_known = state.init_session == state.session
-    required = settings.min_standard_errors * (_KNOWN_SESSION_FACTOR if is_known else 1.0)
+    required = _MIN_STANDARD_ERRORS * (_KNOWN_SESSION_FACTOR if is_known else 1.0)
     if deficit <= required * math.hypot(expected.session_sd, expected.trial_sd / math.sqrt(n)):
         return 0.0
-    return min(deficit / (settings.full_step_uncertainty * max(1.0 - expected.mean, 1e-6)), 1.0)
+    return min(deficit / (_FULL_STEP_UNCERTAINTY * max(1.0 - expected.mean, 1e-6)), 1.0)
 
 
 def track_confidence(state: SessionState, unadapted: np.ndarray) -> SessionState:
@@ -182,41 +150,36 @@ def track_confidence(state: SessionState, unadapted: np.ndarray) -> SessionState
     return replace(state, unadapted_confidence=(*state.unadapted_confidence, value)[-_CONFIDENCE_TRIALS:])
 
 
-def is_disabled(state: SessionState, settings: Safety) -> bool:
+def is_disabled(state: SessionState) -> bool:
     """Whether a session fell back too often to be adapted any further."""
-    return state.comparison.n_fallbacks > settings.max_fallbacks
+    return state.comparison.n_fallbacks > MAX_FALLBACKS
 
 
-def compare(
-    comparison: ModelComparison, adapted: np.ndarray, unadapted: np.ndarray, settings: Safety
-) -> ModelComparison:
-    """Add one trial's log-probabilities (F, V) from both models, keeping the last `window` trials."""
+def compare(comparison: ModelComparison, adapted: np.ndarray, unadapted: np.ndarray) -> ModelComparison:
+    """Add one trial's log-probabilities (F, V) from both models, keeping the last `WINDOW` trials."""
     confidences = (*comparison.confidence, (confidence(adapted), confidence(unadapted)))
     n_tokens = (*comparison.n_tokens, (len(greedy(adapted)), len(greedy(unadapted))))
-    last = slice(-settings.window, None)
-    return replace(comparison, confidence=confidences[last], n_tokens=n_tokens[last])
+    return replace(comparison, confidence=confidences[-WINDOW:], n_tokens=n_tokens[-WINDOW:])
 
 
-def fallback_reason(comparison: ModelComparison, settings: Safety) -> str | None:
+def fallback_reason(comparison: ModelComparison) -> str | None:
     """Why the adapted model must be discarded; None if it performs well or the window is not full yet."""
-    if len(comparison.confidence) < settings.window:
+    if len(comparison.confidence) < WINDOW:
         return None
     adapted, unadapted = (float(np.mean(values)) for values in zip(*comparison.confidence, strict=True))
-    if adapted < unadapted - settings.max_confidence_drop:
+    if adapted < unadapted - _MAX_CONFIDENCE_DROP:
         return f"confidence fell to {adapted:.2f}, below that of the unadapted model ({unadapted:.2f})"
     n_adapted, n_unadapted = map(sum, zip(*comparison.n_tokens, strict=True))
-    if n_adapted < settings.min_length_ratio * n_unadapted:
+    if n_adapted < _MIN_LENGTH_RATIO * n_unadapted:
         return f"output shrank to {n_adapted / n_unadapted:.2f} of the tokens of the unadapted model"
     return None
 
 
 def fall_back(state: SessionState) -> SessionState:
-    """Restore the initial layer; discard the replay buffer and the input statistics with it."""
+    """Restore the initial layer."""
     return replace(
         state,
         layer=state.initial,
         moments=AdamMoments.zero(state.initial),
-        buffer=(),
-        observed=None,
         comparison=ModelComparison(n_fallbacks=state.comparison.n_fallbacks + 1),
     )

@@ -138,12 +138,6 @@ def complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
-def complete_method(incomplete: str) -> list[str]:
-    from arcuate.adaptation.config import METHODS
-
-    return [name for name in METHODS if name.startswith(incomplete)]
-
-
 def complete_from(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
@@ -221,13 +215,5 @@ SessionName = Annotated[
     str | None, typer.Option("--session", help="Session to replay; for live sources, the session whose layer is used.")
 ]
 Adapt = Annotated[
-    str | None,
-    typer.Option(
-        "--adapt",
-        help="Method of online adaptation to a known or new session: none, statistics, one-step, replay or entropy.",
-        autocompletion=complete_method,
-    ),
-]
-AdaptSetting = Annotated[
-    list[str] | None, typer.Option("--set", help="With --adapt: adaptation setting as key=value, such as lr=5e-4.")
+    bool, typer.Option("--adapt", help="Adapt the session layer online, without labels; the session may be new.")
 ]

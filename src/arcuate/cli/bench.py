@@ -7,7 +7,6 @@ import typer
 
 from arcuate.cli.app import (
     Adapt,
-    AdaptSetting,
     Beam,
     Head,
     Json,
@@ -42,8 +41,7 @@ def bench_live(
     data: ReplayedStore = None,
     split: Annotated[str, typer.Option(help="Split to replay: val, test, train or all.")] = "val",
     session: SessionName = None,
-    adapt: Adapt = None,
-    setting: AdaptSetting = None,
+    adapt: Adapt = False,
     as_json: Json = False,
 ) -> None:
     """Measure the delay from the last bin of each frame to its text, in a real-time replay on one thread."""
@@ -63,7 +61,6 @@ def bench_live(
             split=split,
             session=session,
             adapt=adapt,
-            adapt_settings=setting,
             progress=report,
         )
     emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)

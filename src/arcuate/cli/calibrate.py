@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from arcuate.cli.app import Json, StorePath, app, complete_from, split_commas
+from arcuate.cli.app import Json, StorePath, app, split_commas
 from arcuate.cli.console import counted, emit_json, percent, print_table, progress, say
 
 
 @app.command()
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="Run to start from; it is not changed.")],
+    run: Annotated[Path, typer.Argument(help="RUN or RUN@CHECKPOINT to start from; it is not changed.")],
     data: StorePath = ...,  # type: ignore[assignment]
     session: Annotated[str, typer.Option("--session", help="Session to add.")] = ...,  # type: ignore[assignment]
     sentences: Annotated[
@@ -26,16 +26,6 @@ def calibrate(
             help="Points of the calibration curve, as numbers of sentences, such as 5,10,20; none = no curve."
         ),
     ] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="Calibration setting as key=value, such as other_lr_factor=0.")
-    ] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(help="best, last or step-NNNNNNNN.", autocompletion=complete_from("best", "last")),
-    ] = "best",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, write nothing.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Add a recording session to a trained model, using a few labelled sentences from it."""
@@ -51,19 +41,13 @@ def calibrate(
             out=target,
             sentences=sentences,
             curve=points,
-            settings=setting,
-            checkpoint=checkpoint,
-            dry_run=dry_run,
             progress=report,
         )
     if result.interrupted:
         say(f"stopped by {result.signal.name if result.signal else 'request'}: nothing was written")
         raise typer.Exit(128 + result.signal if result.signal else 1)
-    if dry_run:
-        say("dry run: nothing was written")
     if as_json:
         emit_json(result.to_dict())
-    if as_json or dry_run:
         return
     rows = []
     for point in result.curve:

@@ -106,3 +106,5 @@ def print_transcription(transcription: "Transcription") -> None:
     for transcript in transcription[:3]:
         stdout.print(f"  {transcript.text}", soft_wrap=True, markup=False)
     stdout.print(transcription.summary(), soft_wrap=True)
+    if (confidence := transcription.metrics.confidence) is not None:
+        stdout.print(confidence.summary(), soft_wrap=True)

@@ -7,7 +7,6 @@ import typer
 
 from arcuate.cli.app import (
     Adapt,
-    AdaptSetting,
     Beam,
     Head,
     LexiconFile,
@@ -95,8 +94,7 @@ def live(
     redis: Annotated[
         str, typer.Option(envvar="ARCUATE_REDIS", help="URL of the Redis server.")
     ] = "redis://127.0.0.1:6379",
-    adapt: Adapt = None,
-    setting: AdaptSetting = None,
+    adapt: Adapt = False,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
     from arcuate.live.serve import prepare_server
@@ -130,7 +128,6 @@ def live(
             stream=stream,
             redis=redis,
             adapt=adapt,
-            adapt_settings=setting,
             progress=report,
         )
     server.run()

@@ -46,7 +46,7 @@ def _print_drift(result: "DriftResult") -> None:
     columns = ("channels", *result.sessions[0].arrays, "flat")
     rows = []
     for row in result.sessions:
-        arrays = [percent(array.subspace_similarity) for array in row.arrays.values()]
+        arrays = [percent(array.profile_similarity) for array in row.arrays.values()]
         rows.append((row.session, percent(row.profile_similarity), *arrays, str(len(row.flat))))
     print_table(("session", *columns), rows, title=f"similarity to {result.reference}", right=columns)
     for row in result.sessions:

@@ -271,7 +271,7 @@ class SentenceStream:
 
     def reset_adaptation(self, state: Any = None) -> None:
         """Return to the initial layer, or to an earlier `session_state`."""
-        raise UserError("this stream does not adapt; load it with adapt='one-step' or another method")
+        raise UserError("this stream does not adapt; load it with adapt=True")
 
     def wait_for_adaptation(self) -> None:
         """Block until all finished sentences were processed. Otherwise a stream never waits for updates."""

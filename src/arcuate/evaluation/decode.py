@@ -445,11 +445,13 @@ def _reference(info: "TrialInfo") -> Reference:
 def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.decoding.transducer import require_transducer
-    from arcuate.evaluation.evaluate import choose_head, find_source, score_split
+    from arcuate.evaluation.evaluate import choose_head, read_source, score_split
 
-    run, split, data = open_run(path), trials.split, trials.data
-    head = choose_head(find_source(run, trials.checkpoint), trials.head)
-    scored = score_split(run, split, data, trials.checkpoint, keep_frames=head != "ctc", progress=progress)
+    source = read_source(open_run(path), trials.checkpoint)
+    head = choose_head(source, trials.head)
+    scored = score_split(
+        source, trials.split, trials.data, head="ctc", beam=1, keep_frames=head != "ctc", progress=progress
+    )
     results = scored.results
     columns = reorder_for_words(scored.model.config.classes, settings)
     log_probs = [columns(r.log_probs) for r in results if r.log_probs is not None]

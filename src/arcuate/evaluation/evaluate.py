@@ -1,10 +1,14 @@
 """Evaluate a run on a split: phoneme error rate with confidence interval, by session and block, one line per trial."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
+from arcuate.adaptation.config import Adaptation
+from arcuate.adaptation.known_sessions import log_missing_reference, log_new_sessions
+from arcuate.adaptation.online import make_adapter
 from arcuate.data.alphabet import CLASSES, error_rate_name, token_unit
 from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
@@ -15,15 +19,16 @@ from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
 from arcuate.decoding.transducer import require_transducer
 from arcuate.errors import UserError
+from arcuate.evaluation.adapted import AdaptationSummary, adapt_sessions, summarise_adaptation
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import words_per_minute
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
     TrialResult,
     decode_trials,
-    phoneme_search,
     result_row,
     summarise,
+    token_search,
     write_results,
 )
 from arcuate.evaluation.unlabelled import (
@@ -42,11 +47,12 @@ from arcuate.models.layout import Head, check_head
 from arcuate.models.model import Model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, split_parent
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
 from arcuate.training.curriculum import stage_loss, transducer_was_trained
 
+ADAPTED_LABEL = "adapt-one-step"
 _MAX_LABEL_BYTES = 100
 _REFERENCE_TRIALS = 300  # labelled trials with which unlabelled ones are compared
 
@@ -64,6 +70,7 @@ class Evaluation:
     delay_ms: float | None = None  # algorithmic delay of the model; None if it is not causal
     error_reference: ErrorReference | None = None  # of the labelled trials
     estimate: ErrorEstimate | None = None  # error rate of the trials without labels
+    adaptation: AdaptationSummary | None = None  # with online adaptation
 
     def __repr__(self) -> str:
         return f"Evaluation('{self.run.path}': {self.summary().splitlines()[0]})"
@@ -99,8 +106,8 @@ class Evaluation:
         """The result in one sentence."""
         metrics, split = self.metrics, self.provenance.split
         rate, unit = error_rate_name(self.classes), token_unit(self.classes)
+        estimated = "".join(f"\n{text}" for text in self._estimates(rate))
         if metrics.per is None:
-            estimated = "" if self.estimate is None else f"\n{self.estimate.summary(rate)}"
             return f"{counted(metrics.n_trials, f'{split} trial')} decoded; {rate} needs labels{estimated}"
         caveat = " (the split the checkpoint was selected on)" if self.provenance.selected_on == split else ""
         caveat = " (the training data)" if split == "train" else caveat
@@ -109,7 +116,24 @@ class Evaluation:
             f"{rate} {percent(metrics.per)}{greedy}, {metrics.interval_text}, on"
             f" {counted(metrics.n_scored, split + ' trial')}{caveat}: {metrics.substitutions} substitutions,"
             f" {metrics.insertions} insertions, {metrics.deletions} deletions in {metrics.n_tokens} {unit}s"
-            f"{self._speed_text()}{'' if self.estimate is None else f'{chr(10)}{self.estimate.summary(rate)}'}"
+            f"{self._speed_text()}{self._adaptation_text(rate)}{estimated}"
+        )
+
+    def _estimates(self, rate: str) -> list[str]:
+        """Estimated error rates of the trials without labels, by session if sessions were adapted."""
+        sessions = self.adaptation.sessions if self.adaptation else ()
+        by_session = [f"{s.session}: {s.estimate.summary(rate)}" for s in sessions if s.estimate is not None]
+        return by_session if self.estimate is None else [self.estimate.summary(rate)]
+
+    def _adaptation_text(self, rate: str) -> str:
+        adaptation = self.adaptation
+        if adaptation is None:
+            return ""
+        p = "" if adaptation.difference is None else f" (p = {adaptation.difference.p:.4f})"
+        return (
+            f"\nwithout adaptation {rate} {percent(adaptation.per_unadapted)}{p};"
+            f" {1000 * (adaptation.seconds_per_trial or 0.0):.0f} ms of adaptation per trial,"
+            f" {adaptation.peak_rss_mb:.0f} MB"
         )
 
     def _speed_text(self) -> str:
@@ -128,6 +152,7 @@ class Evaluation:
             "delay_ms": self.delay_ms,
             "error_reference": None if self.error_reference is None else self.error_reference.to_dict(),
             **({} if self.estimate is None else {"estimate": self.estimate.to_dict()}),
+            **({} if self.adaptation is None else self.adaptation.to_dict()),
             "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
         }
 
@@ -182,10 +207,10 @@ class ScoredSplit:
     source: ModelSource
     store: Store
     model: Model
-    validate: Validate
     head: Head
-    transducer_beam: int | None
+    beam: int | None  # width of the search; None: greedy search
     results: list[TrialResult]
+    adaptation: AdaptationSummary | None = None
 
 
 def evaluate(
@@ -193,46 +218,45 @@ def evaluate(
     *,
     split: str = "val",
     data: str | Path | Store | None = None,
-    checkpoint: str = "best",
-    label: str | None = None,
-    search: str | None = None,
+    head: str | None = None,
     beam: int | None = None,
-    head: str = "ctc",
+    label: str | None = None,
     scores: str | Path | None = None,
+    adapt: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Decode and score a split; write `results/<split>[.<label>].jsonl`, `.json` and `.npz` into the run folder.
 
-    `data`: the store, if it is not the training store. `search`: greedy or beam, default as in the recipe.
-    `head`: ctc, transducer or both. `scores`: also write all frame scores to this .npz file.
+    `run`: RUN or RUN@CHECKPOINT (best, last, step-NNNNNNNN or stage-NAME). `data`: the store, if it is not the training
+    store. `head`: ctc, transducer or both; default: both if the transducer was trained. `beam`: width of the search, 1
+    for the greedy search; default as in the recipe. `scores`: also write all frame scores to this .npz file. `adapt`:
+    adapt the session layer online, trial by trial; sessions that are new to the model are then decoded too, and the
+    label is adapt-one-step unless another is given.
     """
+    label = label or (ADAPTED_LABEL if adapt else None)
     scores = None if scores is None else Path(scores)
     check_outputs(label, scores)
-    opened = open_run(run)
-    scored = score_split(
-        opened,
-        split,
-        data,
-        checkpoint,
-        search=search,
-        beam=beam,
-        head=head,
-        progress=progress,
-    )
-    reference, estimate = _estimate_error(scored, split, progress)
+    source = find_source(run)
+    scored = score_split(source, split, data, head=head, beam=beam, adapt=adapt, progress=progress)
+    config = scored.model.config
+    if adapt:
+        reference, estimate = None, None
+    else:
+        reference, estimate = _estimate_error(scored, split, progress)
     evaluation = Evaluation(
-        opened,
+        source.run,
         tuple(scored.results),
         summarise(scored.results),
         find_provenance(scored, split, label),
-        _excluded_trials(scored.store, split, scored.model.config),
-        scored.model.config.classes,
-        model_delay(scored.model).total_ms if scored.model.config.settings.encoder.causal else None,
+        ExcludedTrials(0, ()) if adapt else _excluded_trials(scored.store, split, config),
+        config.classes,
+        model_delay(scored.model).total_ms if config.settings.encoder.causal else None,
         reference,
         estimate,
+        scored.adaptation,
     )
-    write_results(opened, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
-    refresh_card(opened)
+    write_results(source.run, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
+    refresh_card(source.run)
     if scores is not None:
         write_frame_scores(scores, scored.results, evaluation.classes)
     return evaluation
@@ -276,51 +300,67 @@ def find_error_reference(source: ModelSource, model: Model, progress: Progress |
 
 
 def score_split(
-    run: Run,
+    source: ModelSource,
     split: str,
-    data: str | Path | Store | None,
-    checkpoint: str,
+    data: str | Path | Store | None = None,
     *,
-    search: str | None = None,
+    head: str | None = None,
     beam: int | None = None,
-    head: str = "ctc",
     keep_frames: bool = False,
+    adapt: bool = False,
     progress: Progress | None = None,
 ) -> ScoredSplit:
     """Decode every trial of a split and keep its frame scores; `keep_frames` keeps the transducer's inputs too."""
-    source = find_source(run, checkpoint)
     config = source.config
-    chosen_head = check_head(head)
-    validate = choose_search(config.validate_, search, beam)
-    transducer_beam = _choose_transducer_beam(chosen_head, search, beam)
-    validate = validate if chosen_head == "ctc" else config.validate_
-    if (keep_frames or chosen_head != "ctc") and not config.transducer.enabled:
-        require_transducer(None, str(run.path))
+    if adapt and head not in (None, "ctc"):
+        raise UserError(f"adaptation uses the CTC head, got --head {head}; use --head ctc")
+    chosen = choose_head(source, "ctc" if adapt else head)
+    width = choose_beam(config.validate_, chosen, beam)
     store = open_store(source, data)
     model = load_model(source.checkpoint)
-    trials = select_trials(source, store, split, model.config)
-    runtime = available_runtime(config.runtime)
-    machine = configure_runtime(runtime, config.encoder.width, config.validate_.batch_size)
-    _log_differences(source, store, split, model.config)
+    trials = select_trials(source, store, split, model.config, with_new_sessions=adapt)
+    machine = configure_runtime(
+        available_runtime(config.runtime), config.encoder.width, 1 if adapt else config.validate_.batch_size
+    )
+    model = model.to(machine.device)
+    if adapt:
+        log_new_sessions(store, model, trials)
+    else:
+        _log_differences(source, store, split, model.config)
     store.check_unchanged(trials, progress)
+    search = token_search(model, chosen, width)
+    if adapt:
+        if not set(store.sessions) & set(model.config.sessions):
+            log_missing_reference()
+        adapter = make_adapter(model, Adaptation(), config.augment)
+        sessions = adapt_sessions(adapter, store, trials, search, progress=progress)
+        results = [t.result for session in sessions for t in session.trials]
+        unlabelled = any(r.score is None for r in results)
+        reference = find_error_reference(source, model, progress) if unlabelled else None
+        summary = summarise_adaptation(sessions, reference)
+        return ScoredSplit(source, store, model, chosen, width, results, summary)
     results = decode_trials(
-        model.to(machine.device),
+        model,
         store,
         trials,
         batch_size=config.validate_.batch_size,
         loss=stage_loss(config.loss, checkpoint_stage(source.checkpoint, config.stages)),
         keep_log_probs=True,
         keep_frames=keep_frames,
-        search=phoneme_search(validate, model.config.classes),
-        head=chosen_head,
-        transducer_beam=transducer_beam,
+        search=search,
         progress=progress,
     )
-    return ScoredSplit(source, store, model, validate, chosen_head, transducer_beam, results)
+    return ScoredSplit(source, store, model, chosen, width, results)
 
 
-def find_source(run: Run, checkpoint: str) -> ModelSource:
-    """Find a checkpoint by name and read the settings it was trained with."""
+def find_source(run: RunLike) -> ModelSource:
+    """Find the checkpoint of RUN or RUN@CHECKPOINT and read the settings it was trained with."""
+    path, checkpoint = split_parent(os.fspath(run))
+    return read_source(open_run(path), checkpoint)
+
+
+def read_source(run: Run, checkpoint: str = "best") -> ModelSource:
+    """A checkpoint by name and the settings it was trained with."""
     folder = find_checkpoint(run.path, checkpoint)
     if run.recipe_file.is_file():
         return ModelSource(run, folder, read_config(run), run.data())
@@ -377,24 +417,20 @@ def check_outputs(label: str | None, scores: Path | None) -> None:
     check_writable(scores, kind=FRAME_SCORES)
 
 
-def choose_search(settings: Validate, search: str | None, beam: int | None) -> Validate:
-    """The search of the recipe unless one is given; a beam width alone selects the beam search."""
-    kind = search or ("beam" if beam is not None else settings.search)
-    if kind not in ("greedy", "beam"):
-        raise UserError(f"--search {kind!r} is unknown; choose greedy or beam")
-    if kind == "greedy" and beam is not None:
-        raise UserError("--beam applies to --search beam only; leave one of the two out")
-    return Validate(
-        batch_size=settings.batch_size, search=cast(Literal["greedy", "beam"], kind), beam=beam or settings.beam
-    )
+def choose_beam(settings: Validate, head: Head, beam: int | None) -> int | None:
+    """Width of the search, None for the greedy search; default: the search of the recipe, or that of the transducer."""
+    if beam is not None and beam < 1:
+        raise UserError(f"--beam must be at least 1, got {beam}")
+    if beam is None and head == "ctc":
+        return settings.beam if settings.search == "beam" else None
+    if head == "both":  # there is no greedy search of both heads
+        return beam or TRANSDUCER_BEAM
+    return None if beam == 1 else beam or TRANSDUCER_BEAM
 
 
 def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Provenance:
     """Provenance of a scored split."""
     source, store = scored.source, scored.store
-    beam = scored.validate.beam if scored.validate.search == "beam" else None
-    if scored.head != "ctc":
-        beam = scored.transducer_beam
     selected_on = "dev" if source.config.data.dev_fraction > 0 else "val"
     state_file = source.checkpoint / "state.json"
     state = read_json(state_file) if state_file.exists() else {}
@@ -406,8 +442,8 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
         None if source.trained_on is None else selected_on,
         source.checkpoint.name,
         state.get("step"),
-        "greedy" if beam is None else "beam",
-        beam,
+        "greedy" if scored.beam is None else "beam",
+        scored.beam,
         scored.head,
         store.hashes.get(split),
         _changed_splits(source, store),
@@ -420,17 +456,10 @@ def write_frame_scores(path: Path, results: Sequence[TrialResult], classes: tupl
     write_log_probs(path, FrameLogProbs(classes, frames, tuple(r.trial.id for r in results), path.name))
 
 
-def _choose_transducer_beam(head: Head, search: str | None, beam: int | None) -> int | None:
-    """Beam width of the transducer search; None for the greedy search."""
-    if search != "greedy":
-        return beam or TRANSDUCER_BEAM
-    if head == "both":
-        raise UserError("--head both has no greedy search; leave out --search, or use --head transducer")
-    return None
-
-
-def select_trials(source: ModelSource, store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
-    """Trials of the split in the sessions of the model."""
+def select_trials(
+    source: ModelSource, store: Store, split: str, config: ModelConfig, with_new_sessions: bool = False
+) -> tuple[TrialInfo, ...]:
+    """Trials of the split in the sessions of the model, and in sessions that are new to it if asked for."""
     if config.n_channels != store.n_channels:
         raise UserError(
             f"the model has {config.n_channels} channels and {store.path.name} has {store.n_channels};"
@@ -438,15 +467,26 @@ def select_trials(source: ModelSource, store: Store, split: str, config: ModelCo
         )
     store.check_classes(config.classes)
     settings = source.config
-    trials = select_split(store, settings.data, settings.front_end.patch.count_frames, split, config.sessions)
+    known = tuple(s for s in config.sessions if s in store.sessions) if with_new_sessions else config.sessions
+    count_frames = settings.front_end.patch.count_frames
+    trials = select_split(store, settings.data, count_frames, split, known) if known else ()
+    if with_new_sessions:
+        new = [t for t in _split_trials(store, split) if t.session not in config.sessions]
+        trials = (*trials, *(t for t in new if t.usable or split != "train"))
     if not trials:
-        raise UserError(f"{store.path.name} has no {split} trials in the sessions of this model")
+        where = "" if with_new_sessions else " in the sessions of this model"
+        raise UserError(f"{store.path.name} has no {split} trials{where}")
     return trials
 
 
+def _split_trials(store: Store, split: str) -> list[TrialInfo]:
+    """Stored trials of a split; `dev` is a part of the training trials."""
+    stored = "train" if split == "dev" else split
+    return [t for t in store.trials if t.split == stored]
+
+
 def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedTrials:
-    stored_split = "train" if split == "dev" else split
-    unknown = [t.session for t in store.trials if t.split == stored_split and t.session not in config.sessions]
+    unknown = [t.session for t in _split_trials(store, split) if t.session not in config.sessions]
     return ExcludedTrials(len(unknown), tuple(dict.fromkeys(unknown)))
 
 
@@ -460,7 +500,7 @@ def _log_differences(source: ModelSource, store: Store, split: str, config: Mode
         trials = counted(excluded.n_trials, f"{split} trial")
         logger.info(
             f"{trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
-            " evaluate them with --adapt none, or calibrate the model"
+            " evaluate them with --adapt, or calibrate the model"
         )
 
 

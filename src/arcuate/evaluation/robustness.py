@@ -24,7 +24,7 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, percent
-from arcuate.run import RunLike, open_run
+from arcuate.run import RunLike
 
 NORMALISATIONS = ("undefended", "renormalised")  # with the statistics of the clean, and of the corrupted block
 
@@ -80,7 +80,6 @@ def bench_robustness(
     *,
     split: str = "val",
     data: str | Path | Store | None = None,
-    checkpoint: str = "best",
     corruptions: Sequence[str] = (),
     severities: Sequence[int] = SEVERITIES,
     n_trials: int | None = 100,
@@ -97,8 +96,7 @@ def bench_robustness(
         raise UserError(f"corruption {unknown[0]!r} is unknown; choose from {', '.join(CORRUPTIONS)}")
     if not severities or any(s not in SEVERITIES for s in severities):
         raise UserError(f"severities must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, not {list(severities)}")
-    opened = open_run(run)
-    source = find_source(opened, checkpoint)
+    source = find_source(run)
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
     if n_trials is not None and len(trials) > n_trials:
@@ -123,7 +121,7 @@ def bench_robustness(
                     progress(done, n_steps, f"{name}, severity {severity}")
         errors.append(CorruptionErrors(name, rates))
     result = RobustnessResult(
-        opened.name,
+        source.run.name,
         split,
         source.checkpoint.name,
         len(trials),
@@ -133,7 +131,7 @@ def bench_robustness(
         {label: _mean([rate for e in errors for rate in e.per[label]]) for label in NORMALISATIONS},
         model.config.classes,
     )
-    file = opened.measurement_file("robustness", split)
+    file = source.run.measurement_file("robustness", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, result.to_dict())
     return result

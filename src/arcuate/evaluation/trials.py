@@ -1,9 +1,10 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ import torch
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.heads import TRANSDUCER_BEAM
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.transducer import TransducerGreedySearch, require_transducer
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
@@ -25,12 +25,13 @@ from arcuate.models.model import Model
 from arcuate.models.transducer import Transducer
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
-from arcuate.training.config import Validate
+
+if TYPE_CHECKING:
+    from arcuate.decoding.prefix_beam import PrefixBeamSearch
 
 _OPTIONAL = ("per_greedy", "per_by_mode", "mode_accuracy", "mode_accuracy_pooled")  # absent if None
 # Columns of `session_sums`, before the losses by head.
 _COUNTS = ("substitutions", "insertions", "deletions", "n_tokens", "loss", "n_trials", "n_right", "n_modes")
-Search = Callable[[np.ndarray], Sequence[int]]  # (F, V) log-probabilities to tokens
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,44 @@ class TrialResult:
         return None if self.mode is None else MODES[int(np.argmax(self.mode))]
 
 
-def phoneme_search(settings: Validate, classes: tuple[str, ...] = CLASSES) -> Search:
-    """The CTC search of the validation settings."""
-    if settings.search == "greedy":
-        return greedy
-    # Imported here: the Numba kernels take half a second to load, and the greedy search does not need them.
-    from arcuate.decoding.prefix_beam import PrefixBeamSearch
+@dataclass(frozen=True, eq=False)
+class TokenSearch:
+    """Search for the tokens of a trial with one or both heads; without a beam the greedy search."""
 
-    return PrefixBeamSearch(settings.beam, classes).tokens
+    head: Head = "ctc"
+    beam: int | None = None
+    classes: tuple[str, ...] = CLASSES
+    transducer: Transducer | None = None  # a copy for search; None with the CTC head
+
+    @property
+    def is_ctc_beam(self) -> bool:
+        """Whether this is a beam search of the CTC head, whose results are compared with the greedy search."""
+        return self.head == "ctc" and self.beam is not None
+
+    def __call__(self, log_probs: np.ndarray, frames: torch.Tensor | None = None) -> tuple[int, ...]:
+        """Tokens of a trial, from the log-probabilities (F, V) of the CTC head and the encoder outputs (F, D)."""
+        if self.is_ctc_beam:
+            return tuple(self._prefix_beam.tokens(log_probs))
+        if self.transducer is None or frames is None:
+            return tuple(greedy(log_probs))
+        if self.beam is None:
+            return TransducerGreedySearch(self.transducer).search(frames)[0].tokens
+        from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels take half a second to load
+
+        joint = token_search(self.transducer, self.head, self.beam)
+        return joint.search(HeadOutputs(log_probs, frames))[0].tokens
+
+    @cached_property
+    def _prefix_beam(self) -> "PrefixBeamSearch":
+        from arcuate.decoding.prefix_beam import PrefixBeamSearch  # for the same reason
+
+        return PrefixBeamSearch(self.beam or 1, self.classes)
+
+
+def token_search(model: Model, head: Head = "ctc", beam: int | None = None) -> TokenSearch:
+    """Search over the heads of a model; `beam` None: the greedy search."""
+    transducer = None if head == "ctc" else require_transducer(model.transducer, "this model").copy_for_search()
+    return TokenSearch(head, beam, model.config.classes, transducer)
 
 
 def decode_trials(
@@ -71,19 +102,17 @@ def decode_trials(
     loss: LossSettings | None = None,
     keep_log_probs: bool = False,
     keep_frames: bool = False,
-    search: Search = greedy,
-    head: Head = "ctc",
-    transducer_beam: int | None = TRANSDUCER_BEAM,
+    search: TokenSearch | None = None,
     progress: Progress | None = None,
 ) -> list[TrialResult]:
     """Decode and score trials; results are in the order of `trials`, batches are formed by length.
 
-    `search` decodes the CTC head. The other heads use a beam of `transducer_beam`, or the greedy search if it is None.
+    `search`: default, the greedy search of the CTC head. `loss`: also compute the losses.
     """
+    search = search or TokenSearch()
     device = next(model.parameters()).device
     front_end = model.config.settings.front_end
     results: dict[int, TrialResult] = {}
-    transducer = None if head == "ctc" else require_transducer(model.transducer, "this model").copy_for_search()
     training = model.training
     model.eval()
     with torch.inference_mode():
@@ -99,13 +128,12 @@ def decode_trials(
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
-            kept = outputs.frames.cpu() if keep_frames else None  # those of all trials may not fit on a GPU
+            needs_frames = keep_frames or search.transducer is not None
+            kept = outputs.frames.cpu() if needs_frames else None  # those of all trials may not fit on a GPU
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], log_probs[row, : n_frames[row]]
-                tokens = tuple(search(logp))
-                if transducer is not None:
-                    frames = outputs.frames[row, : len(logp)].cpu()
-                    tokens = _decode_transducer(transducer, frames, logp, head, transducer_beam)
+                frames = None if kept is None else kept[row, : len(logp)]
+                tokens = search(logp, frames)
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -113,25 +141,14 @@ def decode_trials(
                     losses[row] if losses is not None and trial.tokens is not None else None,
                     logp.copy() if keep_log_probs else None,
                     {head: float(values[row]) for head, values in by_head.items()},
-                    score(trial.tokens, greedy(logp)) if search is not greedy and trial.tokens is not None else None,
-                    None if kept is None else kept[row, : len(logp)].clone(),
+                    score(trial.tokens, greedy(logp)) if trial.tokens is not None and search.is_ctc_beam else None,
+                    frames.clone() if frames is not None and keep_frames else None,
                     tuple(modes[row]) if modes is not None else None,
                 )
             if progress:
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
-
-
-def _decode_transducer(
-    network: Transducer, frames: torch.Tensor, log_probs: np.ndarray, head: Head, beam: int | None
-) -> tuple[int, ...]:
-    """Tokens of one trial by the transducer, or by a joint search of both heads."""
-    if beam is None:
-        return TransducerGreedySearch(network).search(frames)[0].tokens
-    from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels take half a second to load
-
-    return token_search(network, head, beam).search(HeadOutputs(log_probs, frames))[0].tokens
 
 
 @dataclass(frozen=True)

@@ -388,8 +388,8 @@ def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) 
                     failed[cell.run.path] = failure
                     logger.info(f"{name}: {failure}")
                 if is_trained(cell) and not is_scored(experiment, cell):
-                    checkpoint, label = experiment.checkpoint, experiment.label
-                    evaluate(cell.run, split=experiment.split, data=experiment.data, checkpoint=checkpoint, label=label)
+                    scored = f"{cell.run.path}@{experiment.checkpoint}"
+                    evaluate(scored, split=experiment.split, data=experiment.data, label=experiment.label)
                 elif is_trained(cell):
                     _complete_card(experiment, cell)
         done += cell.n_steps

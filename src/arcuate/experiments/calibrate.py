@@ -7,22 +7,15 @@ recorded after those.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from arcuate.adaptation.calibration import (
-    CalibrationSplit,
-    CurvePoint,
-    MixedBatches,
-    curve_point,
-    curve_sizes,
-    split_session,
-)
+from arcuate.adaptation.calibration import BATCH_SIZE, CalibrationSplit, MixedBatches, curve_sizes, split_session
 from arcuate.adaptation.config import Calibration
 from arcuate.adaptation.drift import warn_about_recording
-from arcuate.config import Overrides, parse_settings, settings_from
+from arcuate.config import parse_settings
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import PlannedBatches, training_batches
 from arcuate.data.config import DataConfig
@@ -32,6 +25,8 @@ from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import ModelSource, find_source
+from arcuate.evaluation.metrics import total
+from arcuate.evaluation.significance import bootstrap_interval, score_difference
 from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.train import describe_store
@@ -42,7 +37,7 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model, add_session, copy_session_layer, parameter_groups, single_session_model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger
-from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run, open_run
+from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run
 from arcuate.training.callbacks import Callback, Stop, handle_signals
 from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
 from arcuate.training.environment import describe_environment
@@ -53,21 +48,37 @@ from arcuate.training.state import TrainingState
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """PER on the held-out trials after calibration with a number of sentences, with its 95 % interval."""
+
+    sentences: int
+    per: float | None
+    low: float | None
+    high: float | None
+    n_trials: int
+    gain: float | None = None  # decrease of PER relative to no calibration, on the same trials
+    gain_low: float | None = None
+    gain_high: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class CalibrationResult:
     """A calibrated run and its calibration curve. It is accepted wherever a run folder is."""
 
     run: Run
     parent: Path
     session: str
-    initial_session: str  # whose layer the new one starts from, or "mean"
-    days_later: int | None  # days since the nearest known session
+    initial_session: str  # nearest known session, whose layer the new one starts from
+    days_later: int | None  # days since then
     n_sentences: int
     n_held_out: int  # labelled sentences after the first `n_sentences`
     n_known_trials: int  # of known sessions, mixed into the batches
     settings: Calibration
     sizes: tuple[int, ...]  # numbers of sentences on the curve
     curve: tuple[CurvePoint, ...] = ()
-    dry_run: bool = False
     interrupted: bool = False  # nothing was written
     signal: Signals | None = None  # signal that interrupted it
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
@@ -80,8 +91,7 @@ class CalibrationResult:
         return os.fspath(self.run)
 
     def to_dict(self) -> dict[str, Any]:
-        curve = [point.to_dict() for point in self.curve]
-        return self._setup() | ({"dry_run": True} if self.dry_run else {"curve": curve})
+        return self._setup() | {"curve": [point.to_dict() for point in self.curve]}
 
     def _setup(self) -> dict[str, Any]:
         return {
@@ -110,22 +120,18 @@ def calibrate(
     out: RunLike | None = None,
     sentences: int = 20,
     curve: Sequence[int] | None = None,
-    settings: Calibration | Overrides | None = None,
-    checkpoint: str = "best",
-    dry_run: bool = False,
+    settings: Calibration | None = None,
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> CalibrationResult:
     """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
 
-    The parent run is not changed; `out` (default: RUN-SESSION beside it) is written when complete. `curve` are the
-    numbers of sentences at which the curve is measured, in addition to none and all; `settings` are complete, or
-    changes such as {"init": "mean"}.
+    The parent run, RUN or RUN@CHECKPOINT, is not changed; `out` (default: RUN-SESSION beside it) is written when
+    complete. `curve` are the numbers of sentences at which the curve is measured, in addition to none and all.
     """
-    plan = _make_plan(Path(run), data, session, out, sentences, curve, settings, checkpoint, dry_run)
+    store = data if isinstance(data, Store) else Store.open(Path(data))
+    plan = _make_plan(find_source(run), store, session, out, sentences, curve, settings or Calibration())
     _announce(plan, sentences)
-    if dry_run:
-        return replace(plan.setup, dry_run=True)
     with handle_signals(stop) as stop, lock_run(plan.setup.run):
         check_run_folder(plan.setup.path, can_resume=False)  # it may have been written since
         result = _calibrate(plan, stop, progress)
@@ -146,26 +152,21 @@ class _Plan:
 
 
 def _make_plan(
-    parent: Path,
-    data: Store | str | Path,
+    source: ModelSource,
+    store: Store,
     session: str,
     out: RunLike | None,
     sentences: int,
     curve: Sequence[int] | None,
-    settings: Calibration | Overrides | None,
-    checkpoint: str,
-    dry_run: bool,
+    settings: Calibration,
 ) -> _Plan:
     """Check everything that can be wrong before the first step."""
-    settings = settings_from(Calibration, settings, "calibration")
-    source = find_source(open_run(parent), checkpoint)
+    parent = source.run.path
     name = f"{source.run.name}-{session}"
     run = Run(Path(out) if out is not None else parent.resolve().with_name(name))
     if parent.resolve() in run.path.resolve().parents:
         raise UserError(f"{run.path} is inside the parent run; choose another --run")
-    if not dry_run:
-        check_run_folder(run.path, can_resume=False)
-    store = data if isinstance(data, Store) else Store.open(Path(data))
+    check_run_folder(run.path, can_resume=False)
     store.check_trained_on(source.trained_on)
     model = load_model(source.checkpoint)
     if session in model.config.sessions:
@@ -188,7 +189,7 @@ def _make_plan(
         run=run,
         parent=parent,
         session=session,
-        initial_session="mean" if settings.init == "mean" else nearest,
+        initial_session=nearest,
         days_later=days_between(session, nearest),
         n_sentences=len(split.calibration),
         n_held_out=len(split.held_out),
@@ -228,17 +229,16 @@ def _known_trials(source: ModelSource, store: Store, model: Model) -> tuple[Tria
 
 def _announce(plan: _Plan, n_requested: int) -> None:
     session, initial, n_sentences = plan.setup.session, plan.setup.initial_session, plan.setup.n_sentences
-    gap = days_between(session, initial) if initial != "mean" else None
+    gap = days_between(session, initial)
     when = "" if gap is None else f", {counted(abs(gap), 'day')} {'before' if gap > 0 else 'after'} it"
     if not plan.model.config.settings.front_end.session_layer.enabled:
         logger.info(
             "the model has no session layers: known sessions get identity layers, the new session its own layer"
         )
-    source = "the mean of all layers" if initial == "mean" else f"the layer of {initial}{when}"
-    logger.info(f"{session}: {counted(n_sentences, 'sentence')}, starting from {source}")
+    logger.info(f"{session}: {counted(n_sentences, 'sentence')}, starting from the layer of {initial}{when}")
     if n_sentences < n_requested:
         logger.info(f"{n_requested} sentences were requested, the session has {n_sentences}")
-    warn_about_recording(plan.store, session, nearest_session(session, plan.model.config.sessions))
+    warn_about_recording(plan.store, session, initial)
     if plan.setup.settings.other_lr_factor and not plan.known_trials:
         logger.info("this store has no trials of known sessions to mix in; the other weights are trained without them")
     if not plan.split.held_out:
@@ -250,7 +250,7 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
     path = plan.setup.path
     temporary = path.with_name(f".{path.name}.part")
     runtime, width = available_runtime(plan.source.config.runtime), plan.recipe.encoder.width
-    plan.model.to(configure_runtime(runtime, width, plan.setup.settings.batch_size).device)
+    plan.model.to(configure_runtime(runtime, width, BATCH_SIZE).device)
     with temporary_folder(temporary):
         points = _measure_curve(plan, temporary, stop, progress)
         if points is None:
@@ -284,6 +284,18 @@ def _measure_curve(plan: _Plan, folder: Path, stop: Stop, progress: Progress | N
     return points
 
 
+def curve_point(
+    n_sentences: int, results: Sequence[TrialResult], uncalibrated: Sequence[TrialResult] | None = None
+) -> CurvePoint:
+    """Score held-out trials; `uncalibrated` are the same trials decoded without calibration."""
+    scores = [r.score for r in results if r.score is not None]
+    low, high = bootstrap_interval(scores)
+    before = [r.score for r in uncalibrated or () if r.score is not None]
+    difference = score_difference(before, scores) if before and scores else None
+    gain = (difference.rate, difference.low, difference.high) if difference else (None, None, None)
+    return CurvePoint(n_sentences, total(scores).rate, low, high, len(scores), *gain)
+
+
 def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Stop) -> Model:
     """Train on the first `n` sentences, in a new run folder."""
     settings, new = plan.setup.settings, plan.split.calibration[:n]
@@ -299,8 +311,7 @@ def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Sto
     _freeze(model, settings)
     training = TrainingState(model, plan.recipe, create_run(folder, plan.recipe, environment), "fp32")
     known = plan.known_trials
-    fraction = settings.replay_fraction if known else 0.0
-    mixed = MixedBatches(len(new), len(known), settings.batch_size, fraction, settings.seed)
+    mixed = MixedBatches(len(new), len(known))
     planned = PlannedBatches(
         *(plan.store, (*new, *known), mixed, model.config.sessions, plan.recipe.front_end.statistics_spec)
     )
@@ -347,7 +358,7 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
         "swa": Swa(),
         "train": Train(
             steps=settings.steps,
-            seed=settings.seed,
+            seed=0,
             clip_norm=1.0,
             precision=Precision(),
             log_every=min(10, settings.steps),

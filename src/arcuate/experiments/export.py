@@ -143,7 +143,7 @@ def export(
         find_runtime(Path(ort_web))
     folder = open_run(run)
     from arcuate.evaluation.card import describe_run
-    from arcuate.evaluation.evaluate import choose_head, find_source
+    from arcuate.evaluation.evaluate import choose_head, read_source
     from arcuate.live.engine import load_search
     from arcuate.models.io import load_model
 
@@ -158,7 +158,7 @@ def export(
     origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
-    chosen_head = choose_head(find_source(folder, checkpoint), head)
+    chosen_head = choose_head(read_source(folder, checkpoint), head)
     card = describe_run(folder, checkpoint).markdown()
     layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress, card)
     if web is not None:
@@ -306,11 +306,11 @@ def _validation_trials(
     run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None, consequence: str
 ) -> "ReplayTrials | None":
     """Validation trials of `data`, or of the run's store: None, with a message, if there are none."""
-    from arcuate.evaluation.evaluate import find_source, open_store
+    from arcuate.evaluation.evaluate import open_store, read_source
     from arcuate.live.sources.replay import select_trials
 
     try:
-        store = open_store(find_source(run, "best"), data)
+        store = open_store(read_source(run), data)
         if store.n_channels != model.config.n_channels:
             expected = model.config.n_channels
             raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {expected}")

@@ -31,7 +31,7 @@ from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, logger, percent
-from arcuate.run import RunLike, find_checkpoint, open_run
+from arcuate.run import RunLike, find_checkpoint
 
 INPUTS = ("exchanged", "silence")
 LANGUAGE_MODEL = "language model"
@@ -115,7 +115,6 @@ def measure_floor(
     *,
     split: str = "val",
     data: str | Path | Store | None = None,
-    checkpoint: str = "best",
     lm: str | None = "default",
     lexicon: str = "default",
     progress: Progress | None = None,
@@ -124,8 +123,8 @@ def measure_floor(
 
     Each input takes as long as the run did. `lm=None` leaves the language model out.
     """
-    opened = open_run(run)
-    source = find_source(opened, checkpoint)
+    source = find_source(run)
+    opened = source.run
     if not opened.recipe_file.is_file():
         raise UserError(f"{opened.path} is an imported model without a recipe; a floor needs the recipe to train")
     store, model = open_store(source, data), load_model(source.checkpoint)

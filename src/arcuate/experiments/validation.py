@@ -16,7 +16,7 @@ from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.log_probs import WordColumns, reorder_for_words
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
-from arcuate.evaluation.trials import TrialResult, decode_trials, phoneme_search, session_sums, summarise_sums
+from arcuate.evaluation.trials import TokenSearch, TrialResult, decode_trials, session_sums, summarise_sums
 from arcuate.language.lexicon import Lexicon
 from arcuate.losses.config import LossSettings
 from arcuate.models.model import Model
@@ -100,7 +100,7 @@ def make_validator(
     """
     trials = selection.validation[distributed.rank :: distributed.size]
     settings = config.validate_
-    search = phoneme_search(settings, store.classes)
+    search = TokenSearch(beam=settings.beam if settings.search == "beam" else None, classes=store.classes)
     sampled = _spread(len(trials), settings.predictions)
 
     def validate(model: Model) -> Validation:

@@ -107,7 +107,7 @@ def _check_last(run: Run, summary: Mapping[str, Any], label: str | None, file: P
     if label == "last" and isinstance(scored, str) and link.is_symlink() and link.readlink().name != scored:
         raise UserError(
             f"{file} scores {scored}, but the last checkpoint is now {link.readlink().name}; evaluate it again with:"
-            f" arcuate evaluate {run.path} --checkpoint last --label last"
+            f" arcuate evaluate {run.path}@last --label last"
         )
 
 

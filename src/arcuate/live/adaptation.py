@@ -19,15 +19,8 @@ import torch
 from torch import Tensor
 
 from arcuate.adaptation.config import Adaptation
-from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, start_session
-from arcuate.adaptation.online import (
-    Labeller,
-    OnlineAdapter,
-    compute_log_probs,
-    hypothesis_tokens,
-    make_adapter,
-    word_labeller,
-)
+from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence
+from arcuate.adaptation.online import OnlineAdapter, compute_log_probs, make_adapter, words_label
 from arcuate.adaptation.state import DecodedTrial, SessionState, is_disabled
 from arcuate.config import parse_settings
 from arcuate.data.alphabet import token_unit
@@ -35,8 +28,6 @@ from arcuate.data.batching import BatchStatistics
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store, is_store
 from arcuate.decoding.hypothesis import Hypothesis, greedy
-from arcuate.decoding.log_probs import reorder_for_words
-from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress, logger
@@ -52,21 +43,17 @@ class AdaptationSetup:
     """What all adapting streams of an engine share: the adapter, and reference values from known sessions."""
 
     adapter: OnlineAdapter
-    search: WordSearch | None  # its words give the pseudo-labels; None: greedy phonemes
-    store: Store | None  # recordings of known sessions
+    uses_words: bool  # decoded words give the pseudo-labels, not greedy phonemes
     known: Mapping[str, Sequence[float]]  # confidence by known session
 
     def start(self, session: str) -> SessionState:
-        if self.store is None:
-            return self.adapter.start(session, expected=expected_confidence(session, self.known))
-        return start_session(self.adapter, self.store, session, self.known)
+        return self.adapter.start(session, expected_confidence(session, self.known))
 
 
 @dataclass(frozen=True)
 class AdaptationStatus:
     """Status of a stream's adaptation, as sent to the page."""
 
-    method: str
     session: str
     init_session: str  # known session whose layer it started with
     state: Literal["adapting", "fell back", "off"]
@@ -122,8 +109,6 @@ class StreamAdapter:
 
     def submit(self, sentence: DecodedSentence) -> None:
         """Queue an update for a finished sentence."""
-        if self.setup.adapter.settings.method == "none":
-            return
         with self._lock:
             if self._error is not None:  # under the lock, because the stream may be closed concurrently
                 return
@@ -150,12 +135,10 @@ class StreamAdapter:
         with self._lock:
             state, fallback, error = self.state, self._fallback, self._error
             queued, skipped = self._n_queued, self._n_skipped
-        settings = self.setup.adapter.settings
         phase: Literal["adapting", "fell back", "off"] = "fell back" if fallback else "adapting"
-        if error or settings.method == "none" or is_disabled(state, settings.safety):
+        if error or is_disabled(state):
             phase = "off"
         return AdaptationStatus(
-            method=settings.method,
             session=state.session,
             init_session=state.init_session,
             state=phase,
@@ -209,39 +192,29 @@ def adapt_to_sentence(
     with torch.no_grad():
         bins = sentence.model.normalise(sentence.bins[None], sentence.statistics)[0]
     log_probs = compute_log_probs(adapter.adapted_model(state), bins)
-    label: Sequence[int] = greedy(log_probs)
-    if setup.search is not None:
-        label = hypothesis_tokens(setup.search, [sentence.best], sentence.model.config.classes)
-    return adapter.update(state, DecodedTrial(bins, log_probs, tuple(label)))
+    label = words_label(sentence.best, sentence.model.config.classes) if setup.uses_words else tuple(greedy(log_probs))
+    return adapter.update(state, DecodedTrial(bins, log_probs, label))
 
 
 def make_setup(
     model: Model,
-    search: WordSearch | None,
     settings: Adaptation,
     augmentation: AugmentationConfig,
+    uses_words: bool,
     store: Store | None = None,
     progress: Progress | None = None,
 ) -> AdaptationSetup:
-    """Set up adaptation for streams, in which a trial's own input is not available before it is decoded."""
-    classes = model.config.classes
-    if search is not None and token_unit(classes) == "token":
+    """Set up adaptation for streams; `store` has recordings of known sessions."""
+    if uses_words and token_unit(model.config.classes) == "token":
         raise UserError("adaptation with words needs phoneme or character classes; decode tokens with lm=None")
-    settings = settings.model_copy(update={"use_current_trial": False})
-    labeller: Labeller = greedy
-    if search is not None and settings.method == "replay":  # decodes past sentences in its own buffers
-        columns = reorder_for_words(classes, search.settings)
-        labeller = word_labeller(search.with_settings(search.settings), chunk_frames=1, columns=columns)
-    adapter = make_adapter(model, settings, augmentation, labeller)
-    known = measure_confidence(adapter, store, progress) if store and settings.method != "none" else {}
-    return AdaptationSetup(adapter, search, store, known)
+    adapter = make_adapter(model, settings, augmentation)
+    return AdaptationSetup(adapter, uses_words, measure_confidence(adapter, store, progress) if store else {})
 
 
 def load_setup(
     path: str | Path,
     model: Model,
-    search: WordSearch | None,
-    settings: Adaptation,
+    uses_words: bool,
     data: str | Path | Store | None = None,
     progress: Progress | None = None,
 ) -> AdaptationSetup:
@@ -249,7 +222,7 @@ def load_setup(
     run = Run(Path(path))
     tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
     augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file))
-    return make_setup(model, search, settings, augmentation, _known_store(run, model, data), progress)
+    return make_setup(model, Adaptation(), augmentation, uses_words, _known_store(run, model, data), progress)
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

@@ -5,8 +5,7 @@ from typing import Literal, TypedDict
 
 from pydantic import Field
 
-from arcuate.adaptation.config import Adaptation
-from arcuate.config import Overrides, Settings
+from arcuate.config import Settings
 from arcuate.decoding.config import DecodingConfig
 from arcuate.progress import Progress
 
@@ -21,8 +20,7 @@ class DecoderOptions(TypedDict, total=False):
     session: str | None
     llm: str | Path | None
     head: str | None
-    adapt: str | Adaptation | None
-    adapt_settings: Overrides | None
+    adapt: bool
     data: str | Path | None
     progress: Progress | None
 

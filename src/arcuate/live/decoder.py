@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from arcuate.adaptation.config import Adaptation, optional_adaptation
 from arcuate.adaptation.state import SessionState
-from arcuate.config import Overrides
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
@@ -18,7 +16,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.stream import NewFrames, SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
-from arcuate.evaluation.evaluate import choose_head, find_source
+from arcuate.evaluation.evaluate import choose_head, read_source
 from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAdapter, load_setup
 from arcuate.live.engine import Engine, Rescorer, load_search, make_engine
 from arcuate.models.interfaces import Outputs
@@ -59,8 +57,7 @@ class StreamingDecoder(SentenceStream):
         statistics: Statistics | None = None,
         llm: str | Path | None = None,
         head: str | None = None,
-        adapt: str | Adaptation | None = None,
-        adapt_settings: Overrides | None = None,
+        adapt: bool = False,
         data: str | Path | Store | None = None,
         checkpoint: str = "best",
         device: str = "cpu",
@@ -75,13 +72,11 @@ class StreamingDecoder(SentenceStream):
         n-best list at the end of every sentence. `head`: ctc, transducer or both; default: both if the model has a
         trained transducer. `warm` decodes zeros, so that compilation does not delay the first sentence.
 
-        `adapt` is a method of `arcuate evaluate --adapt`: after each sentence the session layer may be updated, and
-        `session` may be new to the model. `adapt_settings` change the settings of the method, as {"lr": 5e-4}. `data`
-        is a store with known sessions against which drift is measured (default: the run's own); their trials are
-        decoded first, which `progress` reports.
+        `adapt`: after each sentence the session layer may be updated, and `session` may be new to the model. `data` is
+        a store with known sessions against which drift is measured (default: the run's own); their trials are decoded
+        first, which `progress` reports.
         """
-        adaptation = optional_adaptation(adapt, adapt_settings)
-        source = find_source(open_run(path), checkpoint)
+        source = read_source(open_run(path), checkpoint)
         target = choose_device(device, "device")
         configure_cuda(source.config.runtime, target)
         model = load_model(source.checkpoint).to(target)
@@ -93,8 +88,8 @@ class StreamingDecoder(SentenceStream):
         if model.transducer is not None:
             used = {"ctc": "the CTC head", "transducer": "the transducer", "both": "both heads, CTC and transducer"}
             logger.info(f"decoding with {used[chosen]}")
-        if adaptation is not None:
-            engine = replace(engine, adaptation=load_setup(path, model, search, adaptation, data, progress))
+        if adapt:
+            engine = replace(engine, adaptation=load_setup(path, model, search is not None, data, progress))
         if warm:
             warm_up(engine)
         return cls(engine, session, statistics)

@@ -44,7 +44,7 @@ def _load_exported(path: Path, options: DecoderOptions) -> SentenceStream:
 
     defaults: dict[str, Any] = {"lexicon": "default", "lm": "default"}
     for name, problem in _NOT_EXPORTED.items():
-        if options.get(name) not in (None, defaults.get(name)):
+        if options.get(name) not in (None, False, defaults.get(name)):
             raise UserError(f"{path} is an exported model, and {problem}; pass the run folder instead")
     words = options.get("lm", "default") is not None
     decoder = Decoder.load(

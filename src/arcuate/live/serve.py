@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from arcuate.adaptation.config import optional_adaptation
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
@@ -131,8 +130,8 @@ def prepare_server(
     """
     folder = None if record is None else Path(record)
     data, session = options.get("data"), options.get("session")
-    options["adapt"] = optional_adaptation(options.get("adapt"), options.pop("adapt_settings", None))
-    _check_source(source, "lm" in options and options["lm"] is None, options["adapt"] is not None, options.get("head"))
+    adapts = options.get("adapt", False)
+    _check_source(source, "lm" in options and options["lm"] is None, adapts, options.get("head"))
     for option, is_set in (("--stored-statistics", stored_statistics), ("--continuous", continuous)):
         if is_set and source != "replay":
             raise UserError(f"{option} applies to stored trials; remove it, or use --source replay")
@@ -154,18 +153,17 @@ def prepare_server(
         replay = dataclasses.replace(replay, stored_statistics=stored_statistics)
     if source != "redis-logits" and not stored_statistics:
         seed_statistics(run, decoder, data)
-    if decoder.adapter is not None:
+    if decoder.adapter is not None and not decoder.engine.adaptation.known:
         from arcuate.adaptation.known_sessions import log_missing_reference
 
-        setup = decoder.engine.adaptation
-        log_missing_reference(setup.adapter.settings.method, bool(setup.known))
+        log_missing_reference()
     recorder = None
     if folder is not None:
         if record_session is not None and session is None:  # decode with the nearest known session's layer
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, custom, replay, speed, stream, redis)
-    reference = None if is_export(run) or options["adapt"] is not None else read_reference(Run(run))
+    reference = None if is_export(run) or adapts else read_reference(Run(run))
     floor = None if is_export(run) else read_floor(Run(run), split)
     live = LiveServer(decoder, settings, access, make_source, recorder, reference, floor)
     return PreparedServer(live, listener)

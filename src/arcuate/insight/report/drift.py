@@ -49,16 +49,16 @@ def drift_page(result: DriftResult) -> str:
 
 
 def _array_figure(result: DriftResult) -> Figure:
-    """Subspace similarity of each array over days."""
+    """Similarity of each array over days."""
     days = tuple(float(i if day is None else day) for i, day in enumerate(result.days_since_first))
     styles = group_colours(list(result.sessions[0].arrays))
     lines = []
     for name, (colour, dashed) in styles.items():
-        values = [row.arrays[name].subspace_similarity for row in result.sessions]
+        values = [row.arrays[name].profile_similarity for row in result.sessions]
         lines.append(Line(name, colour, Curve.through(zip(days, values, strict=True)), dashed, dots=True))
     caption = (
-        f"Overlap of the principal subspace of an array's activity with that in {result.reference}: 100 % is identical,"
-        " 0 % is chance level."
+        f"Similarity to {result.reference}: median over the channels of an array, of the correlations of a channel with"
+        " all others."
     )
     return line_figure(
         lines,

@@ -252,7 +252,7 @@ function showAdaptation(event) {
   box.textContent = event.state === "adapting" ? `adapting, ${event.n_steps} of ${n} used`
     : event.state === "fell back" ? "fell back to the unadapted model" : "adaptation off";
   const initial = event.init_session === event.session ? "its own layer" : `the layer of ${event.init_session}`;
-  box.title = [event.reason, `${event.method}, started with ${initial}`, updates,
+  box.title = [event.reason, `started with ${initial}`, updates,
     event.n_skipped ? `${event.n_skipped} skipped` : ""].filter(Boolean).join("; ");
 }
 

@@ -65,8 +65,8 @@ def open_replay(
     found = select_trials(store, sessions, layout.normalise, layout.log1p, chosen, session)
     if not adapts:
         return found
-    from arcuate.adaptation.evaluate import recording_order
     from arcuate.adaptation.known_sessions import log_new_sessions
+    from arcuate.evaluation.adapted import recording_order
 
     trials = recording_order(found.trials, store.sessions)
     log_new_sessions(store, decoder.engine.model, trials)
