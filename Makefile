@@ -28,13 +28,15 @@ thorough: .venv/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough --cases 200
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cases 200 tests/laws tests/fuzz
 
-# licences and known vulnerabilities of the dependencies; skipped with the reason where no database can be reached
+# known vulnerabilities and licences of the dependencies
 audit: .venv/.installed-dev
-	$(BIN)/python .ci/audit.py
+	$(BIN)/pip-audit --local --skip-editable --progress-spinner off
+	$(BIN)/pip-licenses --summary --order license
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "arcuate needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade 'pip>=25.1' # the first that knows dependency groups
 
 # Linux wheels of PyTorch on the default index bring several gigabytes of CUDA libraries. Where no NVIDIA GPU is present,
 # the CPU build is installed first; if its index cannot be reached, the default one is used.
@@ -54,7 +56,7 @@ audit: .venv/.installed-dev
 	touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt .venv/.torch | .venv/bin/python
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable . --group dev
 	touch $@ .venv/.installed
 
 # the documentation site, in site/; works offline

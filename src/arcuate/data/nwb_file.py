@@ -50,7 +50,7 @@ def write_nwb(
         from pynwb import NWBHDF5IO, NWBFile, TimeSeries, validate
         from pynwb.file import Subject
     except ImportError:
-        raise UserError("NWB files need pynwb; install it with: pip install 'arcuate[nwb]'") from None
+        raise UserError("NWB files need pynwb; install it with: pip install 'arcuate[data]'") from None
 
     begin = datetime.combine(session_date(session) or date(1970, 1, 1), datetime.min.time(), UTC)
     file = NWBFile(

@@ -89,7 +89,7 @@ def _open_inlet(name: str, n_channels: int) -> Any:
         import pylsl
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"Lab Streaming Layer is not available ({error}); install it with: pip install 'arcuate[lsl]'"
+            f"Lab Streaming Layer is not available ({error}); install it with: pip install 'arcuate[live]'"
         ) from None
     found = pylsl.resolve_byprop("name", name, timeout=_LSL_TIMEOUT_S)
     if not found:
@@ -112,7 +112,7 @@ def connect(url: str) -> Any:
     try:
         import redis
     except ImportError:
-        raise UserError("the Redis client is missing; install it with: pip install 'arcuate[redis]'") from None
+        raise UserError("the Redis client is missing; install it with: pip install 'arcuate[live]'") from None
     try:
         client = redis.Redis.from_url(url, socket_timeout=10)
     except ValueError:  # its text may contain a part of the password
