@@ -26,9 +26,9 @@ import numpy as np
 from scipy import stats
 
 from arcuate.data.alphabet import CLASSES, SILENCE
-from arcuate.decoding.confidence import SessionWords, probability
+from arcuate.decoding.confidence import SESSION_WEIGHT, SessionWords, n_hypotheses, probability
 from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.confidence import (
     Evidence,
@@ -78,12 +78,10 @@ class Row:
 
 
 def decode(search: WordSearch, scores: Path, references: Path, every: int = 1) -> list[Evidence]:
-    frames = read_log_probs(scores, None, ())
+    frames = read_frames(scores)
     texts = read_references(references, len(frames.trials), frames.ids)
     found = (
-        collect_evidence(
-            search.search(trial, SETTINGS.confidence.hypotheses), trial, r.text, r.session, SETTINGS.lm_weight
-        )
+        collect_evidence(search.search(trial, n_hypotheses(search, 2)), trial, r.text, r.session, SETTINGS.lm_weight)
         for trial, r in list(zip(frames.trials, texts, strict=True))[::every]
     )
     return [e for e in found if e is not None]
@@ -105,13 +103,13 @@ def judge(trials: Sequence[Evidence], judged: Sequence[Evidence], name: str) -> 
     }
 
 
-def apply(trials: Sequence[Evidence], model: ConfidenceConfig) -> Judged:
+def apply(trials: Sequence[Evidence], model: ConfidenceConfig, weight: float = SESSION_WEIGHT) -> Judged:
     """Confidences of trials in their order, session by session."""
     sessions: dict[str | None, SessionWords] = {}
     confidences, accepted = [], []
     for d in trials:
         log_odds = model.word.log_odds(d.features)
-        shift, threshold = sessions.setdefault(d.session, SessionWords(model)).add(log_odds)
+        shift, threshold = sessions.setdefault(d.session, SessionWords(model, weight)).add(log_odds)
         confidences.append(probability(log_odds + shift))
         accepted.append(confidences[-1] >= threshold)
     return Judged(np.concatenate(confidences), np.concatenate(accepted), *_outcomes(trials))
@@ -224,7 +222,7 @@ def default(folder: Path, every: int) -> ConfidenceConfig:
         model = _fit_cohorts({s: pair for s, pair in cohorts.items() if s != seed})
         for k, weight in enumerate(WEIGHTS):
             for part, trials in enumerate(cohorts[seed]):
-                found = apply(trials, model.model_copy(update={"session_weight": weight}))
+                found = apply(trials, model, weight)
                 kept = found.correct[found.accepted] if found.accepted is not None else np.empty(0)
                 distances[i, part, k] = abs(kept.mean() - TARGET) if len(kept) else 1 - TARGET
     mean = distances.mean(axis=(0, 1))
@@ -233,7 +231,8 @@ def default(folder: Path, every: int) -> ConfidenceConfig:
         print(
             f"session_weight {weight}: {known:.2f} points from the target on known sessions, {later:.2f} on later days"
         )
-    return _fit_cohorts(cohorts).model_copy(update={"session_weight": WEIGHTS[int(mean.argmin())]})
+    print(f"best: {WEIGHTS[int(mean.argmin())]}")
+    return _fit_cohorts(cohorts)
 
 
 def _fit_cohorts(cohorts: dict[str, tuple[list[Evidence], list[Evidence]]]) -> ConfidenceConfig:

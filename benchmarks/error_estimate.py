@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES
+from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.log_probs import read_log_probs
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.unlabelled import (
     MEASURES,
@@ -58,7 +58,7 @@ class Day:
 
 def read_scored(stem: Path) -> list[tuple[str, TrialEvidence, Score]]:
     """Session, measures and errors of every trial of one file."""
-    frames = read_log_probs(stem.with_suffix(".npz"), None, ())
+    frames = read_frames(stem.with_suffix(".npz"))
     rows = list(read_jsonl(stem.with_suffix(".jsonl")))
     found = []
     for row, log_probs in zip(rows, frames.trials, strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.lattice import score_sequences
+from arcuate.decoding.transducer import score_sequences
 from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
 from arcuate.evaluation.significance import score_difference
 from arcuate.evaluation.transcribe import Transcript, transcribe
@@ -25,6 +25,7 @@ from arcuate.files import DECODINGS
 from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.rnnt import chunked_rnnt_loss
+from arcuate.models.transducer import ArrayHead
 
 N_TIMED = 30
 SPLITS = ("val", "test")
@@ -79,13 +80,14 @@ def time_scoring(task: DecodingTask) -> None:
     """Exact scores of the candidates by the prefix tree, and by the losses of training."""
     assert task.joint is not None
     search, outputs = task.joint
-    head, by_tree, by_loss, n = search.head, 0.0, 0.0, 0
+    assert isinstance(search.head, ArrayHead)
+    head, by_tree, by_loss, n = search.head.transducer, 0.0, 0.0, 0
     for trial in outputs[:N_TIMED]:
         candidates = search.candidates(search.step(search.start(), trial), 10)
         sequences = list(dict.fromkeys(t for words in candidates for t in search.pronunciations(words)))
         n += len(sequences)
         started = time.process_time()
-        found = score_sequences(head, trial.frames, trial.log_probs, sequences)
+        found = score_sequences(search.head, trial, sequences)
         by_tree += time.process_time() - started
         started = time.process_time()
         with torch.inference_mode():
@@ -93,7 +95,7 @@ def time_scoring(task: DecodingTask) -> None:
             rows = [torch.tensor(s, dtype=torch.int64) for s in sequences]
             tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             n_frames = torch.full((len(rows),), len(trial))
-            joint = head(trial.frames[None], tokens)
+            joint = head(torch.from_numpy(trial.for_transducer)[None], tokens)
             frames = joint.frames.expand(len(rows), -1, -1)
             losses = chunked_rnnt_loss(joint.logits, frames, joint.predicted, tokens, n_frames, n_tokens, 0)
             log_probs = torch.from_numpy(trial.log_probs)[None].expand(len(rows), -1, -1)

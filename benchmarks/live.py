@@ -35,7 +35,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
 from arcuate.language.lexicon import open_lexicon
@@ -46,7 +46,6 @@ from arcuate.live.engine import load_search, make_engine
 from arcuate.live.sources.replay import ReplayTrials, select_trials
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
-from arcuate.models.layout import candidate_bound
 from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
@@ -76,7 +75,7 @@ def full_model(script: Iterator[np.ndarray]) -> ScriptedModel:
 
 def full(args: argparse.Namespace) -> dict[str, Any]:
     """Sentences as long as real ones: the model gets the number of bins that gives as many frames."""
-    scores = read_log_probs(args.scores)
+    scores = read_frames(args.scores)
     script: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
     model = full_model(script.pop(0) if script else even for _ in itertools.count())
@@ -157,7 +156,7 @@ def streams(args: argparse.Namespace) -> dict[str, Any]:
 
 def flat(args: argparse.Namespace) -> dict[str, Any]:
     """CPU time per frame of the word search with partial text and alternatives: flat, noisy and real frames."""
-    settings = DecodingConfig(beam=200, max_candidates=candidate_bound(200))
+    settings = DecodingConfig(beam=200)
     search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), settings)
     search.warm_up()
     rng = np.random.default_rng(0)
@@ -165,12 +164,12 @@ def flat(args: argparse.Namespace) -> dict[str, Any]:
     for name, scale in (("flat", 0.0), ("noise_0.1", 0.1), ("noise_1", 1.0)):
         logits = rng.normal(scale=scale, size=(n, len(CLASSES)))
         kinds[name] = [(logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)]
-    real = read_log_probs(args.scores).trials
+    real = read_frames(args.scores).trials
     starts = np.cumsum([0, *map(len, real)])
     kinds["real"] = [trial for trial, start in zip(real, starts, strict=False) if start < 4 * n]
     result: dict[str, Any] = {}
     for name, trials in kinds.items():
-        seconds, counts, narrowed = [], [], 0
+        seconds, counts = [], []
         for trial in trials:
             state = search.start()
             for frame in trial:
@@ -179,9 +178,8 @@ def flat(args: argparse.Namespace) -> dict[str, Any]:
                 search.partial(state), search.n_settled(state), search.finish(state, 5)
                 seconds.append(time.thread_time() - clock)
                 counts.append(int(search.workspace.candidates.counts[0]))
-            narrowed += state.n_narrowed
         ms = {f"p{q}": round(1000 * float(np.percentile(seconds, q)), 2) for q in (50, 99, 100)}
-        result[name] = {"frames": len(seconds), "cpu_ms": ms, "candidates_max": max(counts), "narrowed": narrowed}
+        result[name] = {"frames": len(seconds), "cpu_ms": ms, "candidates_max": max(counts)}
     return result
 
 

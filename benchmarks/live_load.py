@@ -282,7 +282,6 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
         "messages_rejected": dict(sum((s.rejected for s in streams), Counter())),
         "frames": total("n_frames"),
         "missed_deadlines": total("missed_deadlines"),
-        "narrowed_frames": total("narrowed_frames"),
         "frame_ms_p50_worst_stream": worst("frame_ms_p50"),
         "frame_ms_p99_worst_stream": worst("frame_ms_p99"),
         "frame_ms_max": worst("frame_ms_max"),

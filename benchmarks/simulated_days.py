@@ -24,7 +24,7 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_since_first, list_arrays
 from arcuate.decoding.decoder import Decoder, load
-from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.frame_files import FrameLogProbs, write_frames
 from arcuate.experiments.train import train
 from arcuate.files import write_json, write_jsonl
 
@@ -102,7 +102,7 @@ def write(stem: Path, decoder: Decoder, store: Store, trials: Iterable[TrialInfo
         stem.with_suffix(".jsonl"),
         ({"id": t.id, "session": t.session, "text": t.text, "phonemes": token_names(t.tokens or ())} for t in chosen),
     )
-    write_log_probs(stem.with_suffix(".npz"), FrameLogProbs(CLASSES, frames, tuple(t.id for t in chosen), stem.name))
+    write_frames(stem.with_suffix(".npz"), FrameLogProbs(CLASSES, frames, tuple(t.id for t in chosen), stem.name))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.language.lexicon import open_lexicon
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    scores = read_log_probs(options.scores)
+    scores = read_frames(options.scores)
     (
         open_model(options.lm),
         open_lexicon(options.lexicon, scores.classes),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
-from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs
+from arcuate.decoding.frame_files import FrameLogProbs, read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.metrics import score, total
 from arcuate.evaluation.transcribe import peak_rss_mb, read_references
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = options.words / "t15"
-    scores = read_log_probs(folder / f"{options.set}.npz")
+    scores = read_frames(folder / f"{options.set}.npz")
     texts = [r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)]
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)

@@ -14,7 +14,7 @@ from arcuate.cli.evaluate import print_evaluation
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.frame_files import read_frames
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import SearchSource, TrialSource, decode, open_task
@@ -57,7 +57,7 @@ def test_evaluation_names_characters(character_run: Path, tmp_path: Path) -> Non
     assert result.to_dict()["unit"] == "character"
     rows = [json.loads(line) for line in result.results_file.read_text("utf-8").splitlines()]
     assert "".join(rows[0]["reference"]).replace(">", " ").replace("~", ".") == rows[0]["text"].lower()
-    assert read_log_probs(tmp_path / "scores.npz").classes == CHARACTERS
+    assert read_frames(tmp_path / "scores.npz").classes == CHARACTERS
 
 
 def test_the_command_line_names_the_character_error_rate(

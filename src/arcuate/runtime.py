@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.decoding.hypothesis import GreedyTokens
-from arcuate.decoding.stream import NewFrames, Partial, SentenceState, SentenceStream
+from arcuate.decoding.stream import Partial, SentenceState, SentenceStream
 from arcuate.errors import UserError
 from arcuate.exported.model import ExportedModel, ExportedState, StepOutputs
 from arcuate.exported.read import ExportedFile, load_model, load_transducer, load_word_search, open_export
-from arcuate.models.layout import Head, check_head
+from arcuate.models.layout import Frames, Head, check_head
 from arcuate.models.layout import ModelDelay as ModelDelay
 
 __all__ = ["Decoder", "ModelDelay", "Partial", "Statistics", "UserError"]
@@ -45,7 +45,7 @@ class RuntimeEngine:
     search: Any  # WordSearch or None
     lock: threading.Lock
     head: Head = "ctc"
-    joint: Any = None  # JointWordSearch or JointTokenSearch, if the transducer is used
+    joint: Any = None  # JointWordSearch or JointSearch, if the transducer is used
 
 
 class Decoder(SentenceStream):
@@ -106,13 +106,13 @@ class Decoder(SentenceStream):
         index = self.sessions.index(self.session)
         return self.engine.model.start(index, statistics, rolling=self._uses_running_statistics)
 
-    def _step_model(self, chunk: np.ndarray) -> tuple[NewFrames, ExportedState]:
+    def _step_model(self, chunk: np.ndarray) -> tuple[Frames, ExportedState]:
         outputs, state = self.engine.model.step(self._now.model, chunk)
-        return NewFrames(outputs.log_probs, outputs.joiner_frames), state
+        return Frames(outputs.log_probs, outputs.joiner_frames), state
 
-    def _finish_model(self) -> NewFrames:
+    def _finish_model(self) -> Frames:
         outputs = self.engine.model.finish(self._now.model)
-        return NewFrames(outputs.log_probs, outputs.joiner_frames)
+        return Frames(outputs.log_probs, outputs.joiner_frames)
 
     def trial_outputs(self, bins: ArrayLike) -> StepOutputs:
         """Model outputs of a complete trial (T, C), including the frames at its end; no search."""
@@ -194,7 +194,7 @@ class Decoder(SentenceStream):
             joiner_frames = _expect(arrays, "joiner_frames", np.float32, (len(frames), width))
             if len(frames):
                 with self._lock:
-                    search = self._search_frames(search, NewFrames(frames, joiner_frames))
+                    search = self._search_frames(search, Frames(frames, joiner_frames))
         elif search is not None:
             from arcuate.decoding.word_search.search import restore_state
 
@@ -214,9 +214,9 @@ class Decoder(SentenceStream):
     def _joiner_frames(self) -> np.ndarray:
         """Frames of the sentence so far, projected for the joiner. (F, W)"""
         state = self._now.search
-        outputs = state.outputs if self._words is None else state.tokens.outputs
+        frames = state.frames if self._words is None else state.tokens.frames
         empty = np.empty((0, self._joint.head.width), np.float32)
-        return np.concatenate([empty, *(o.frames for o in outputs)])
+        return np.concatenate([empty, *(f.for_transducer for f in frames)])
 
     @property
     def _no_bins(self) -> np.ndarray:
@@ -264,10 +264,9 @@ def _choose_head(file: ExportedFile, head: str | None) -> Head:
 
 def _joint_search(file: ExportedFile, search: Any, head: Head, threads: int) -> Any:
     """Search with the transducer for words, or for tokens without a word search."""
-    from arcuate.decoding.joint import token_search, word_search
+    from arcuate.decoding.joint import joint_search
 
-    transducer = load_transducer(file, threads)
-    return token_search(transducer, head) if search is None else word_search(search, search.lexicon, transducer, head)
+    return joint_search(load_transducer(file, threads), head, search)
 
 
 def _warm_up(engine: RuntimeEngine) -> None:

@@ -20,8 +20,7 @@ from arcuate.data.prepare import prepare
 from arcuate.data.quality import find_problems
 from arcuate.data.store import Store, is_store
 from arcuate.data.trial import Trial
-from arcuate.decoding.log_probs import read_log_probs
-from arcuate.decoding.logits import read_logits
+from arcuate.decoding.frame_files import read_frames
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import check_outputs
@@ -116,14 +115,13 @@ def test_without_a_temporary_folder_the_remedies_are_named(
     "read",
     [
         lambda: load_model(GOLDEN / "model"),
-        lambda: read_log_probs(GOLDEN / "scores.npz"),
+        lambda: read_frames(GOLDEN / "scores.npz"),
         lambda: open_model(GOLDEN / "words.alm"),
         lambda: read_json(GOLDEN / "model" / "model.json"),
         lambda: read_jsonl(GOLDEN / "run" / "metrics.jsonl"),
         lambda: read_yaml(GOLDEN / "run" / "recipe.yaml"),
-        lambda: read_logits(GOLDEN / "scores.npz"),
     ],
-    ids=["weights", "frame scores", "language model", "JSON", "JSON lines", "YAML", "logits"],
+    ids=["weights", "frame scores", "language model", "JSON", "JSON lines", "YAML"],
 )
 def test_files_that_cannot_be_opened_are_not_called_damaged(read: Callable[[], object]) -> None:
     read()  # with everything imported that it needs

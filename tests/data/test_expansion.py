@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 
 from arcuate.data.prepare import prepare, prepare_store
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.frame_files import read_frames
 from arcuate.errors import UserError
 from arcuate.files import read_npz, save_npz
 from arcuate.language.ngram.open import import_model
@@ -23,7 +23,7 @@ def test_npz(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", logp=np.zeros((BYTES // 160, 40), np.float32), lengths=np.array([1]))
     assert (tmp_path / "bomb.npz").stat().st_size < BYTES / 500
     with pytest.raises(UserError, match="expand"):
-        read_log_probs(tmp_path / "bomb.npz")
+        read_frames(tmp_path / "bomb.npz")
 
 
 def test_npz_whose_header_promises_more_than_it_holds(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_damaged_npz_is_one_sentence(tmp_path: Path) -> None:
     content[200] ^= 0xFF  # inside the compressed values
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(UserError, match=r"not a readable \.npz file"):
-        read_log_probs(tmp_path / "a.npz")
+        read_frames(tmp_path / "a.npz")
     np.savez(tmp_path / "objects.npz", logp=np.array([{}], dtype=object), lengths=np.array([1]))
     with pytest.raises(UserError, match="allow_pickle=False"):
-        read_log_probs(tmp_path / "objects.npz")
+        read_frames(tmp_path / "objects.npz")
 
 
 def test_hdf5(tmp_path: Path) -> None:

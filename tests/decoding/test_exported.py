@@ -104,7 +104,6 @@ def test_missing_members(path: Path, tmp_path: Path, name: str) -> None:
         {"model": None},
         {"decoding": {"beam": 10**12}},
         {"confidence": []},
-        {"confidence": {"hypotheses": 10**9}},
         {"confidence": {"accept_above": "high"}},
         {"confidence": {"word": {"intercept": 0.0, "weights": [1.0] * 9}}},
         {"confidence": {"sentence": {"intercept": 0.0, "weights": [1e300] * 4}}},

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
-from arcuate.decoding.heads import HeadWeights
-from arcuate.decoding.joint import HeadOutputs, JointWordSearch, synthetic_frames
-from arcuate.decoding.lattice import rescore
+from arcuate.decoding.joint import JointWordSearch, synthetic_frames
+from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
@@ -20,6 +19,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_jsonl, write_json
 from arcuate.models.config import TransducerSettings
+from arcuate.models.layout import Frames
 from arcuate.models.transducer import Transducer
 from arcuate.run import Run
 from support.word_search import BOUNDARY, frames
@@ -35,12 +35,12 @@ def joint_search(lexicon, model) -> JointWordSearch:
         for parameter in head.parameters():
             parameter *= 2.0
     search = build_word_search(lexicon, model, DecodingConfig(beam=50, threshold=20.0))
-    return JointWordSearch(search, lexicon, head, WEIGHTS)
+    return JointWordSearch(search, head.for_search(), WEIGHTS)
 
 
-def head_outputs(seed: int, n_frames: int = 10) -> HeadOutputs:
+def head_outputs(seed: int, n_frames: int = 10) -> Frames:
     torch.manual_seed(seed)
-    return HeadOutputs(frames(seed, n_frames), torch.randn(n_frames, 5))
+    return Frames(frames(seed, n_frames), torch.randn(n_frames, 5).numpy())
 
 
 def test_pronunciations_have_a_silence_after_each_word(joint_search: JointWordSearch) -> None:
@@ -58,9 +58,9 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
     totals = [h.total for h in found]
     assert found and totals == sorted(totals, reverse=True)
     assert len({h.words for h in found}) == len(found)
-    log_probs, settings = torch.from_numpy(trial.log_probs), joint_search.words.settings
+    settings = joint_search.words.settings
     for h in found:
-        scored = rescore(joint_search.head, trial.frames, log_probs, joint_search.pronunciations(h.words), WEIGHTS)
+        scored = rescore(joint_search.head, trial, joint_search.pronunciations(h.words), WEIGHTS)
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
         acoustic += settings.silence_bonus * len(h.words)
@@ -68,20 +68,9 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
         assert h.total == pytest.approx(acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4)
 
 
-@pytest.mark.parametrize("cuts", [[4], [1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 10]])
-def test_chunks_equal_the_complete_trial_and_states_are_values(joint_search: JointWordSearch, cuts: list[int]) -> None:
-    trial = head_outputs(5)
-    complete, state = joint_search.search(trial, 5), joint_search.start()
-    for piece, scores in zip(torch.tensor_split(trial.frames, cuts), np.split(trial.log_probs, cuts), strict=True):
-        joint_search.step(state, HeadOutputs(scores[::-1], piece.flip(0)))  # another continuation changes nothing
-        state = joint_search.step(state, HeadOutputs(scores, piece))
-    assert joint_search.finish(state, 5) == complete
-    assert joint_search.finish(state, 5) == complete  # finishing leaves the state as it was
-
-
 def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) -> None:
     """The estimate is the chain rule over tokens without acoustic input; its weight is relative to the transducer."""
-    trial, head = head_outputs(2), joint_search.head
+    trial, head = head_outputs(2), joint_search.head.transducer
     weighted = replace(
         joint_search, words=joint_search.words.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.4))
     )
@@ -99,21 +88,21 @@ def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) ->
 
 def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:
     """CTC favours one word, the transducer another; the larger weight decides."""
-    trial = HeadOutputs(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5))
+    trial = Frames(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5).numpy())
+    head = joint_search.head.transducer
     with torch.no_grad():
-        for parameter in joint_search.head.parameters():
+        for parameter in head.parameters():
             parameter.zero_()
-        joint_search.head.predictor.embedding.weight[:, :] = torch.eye(4)
-        joint_search.head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
-        joint_search.head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
-        joint_search.head.output.weight[2, 0] = 9.0  # after nothing: b
-        joint_search.head.output.weight[3, 2] = 9.0  # after b: silence
-        joint_search.head.output.weight[0, 3] = 9.0  # after a silence: blanks
+        head.predictor.embedding.weight[:, :] = torch.eye(4)
+        head.predictor.linear.weight[:, :] = torch.cat([torch.zeros(4, 4), torch.eye(4)], dim=1)
+        head.predictor_proj.weight[:, :] = 4 * torch.eye(4)
+        head.output.weight[2, 0] = 9.0  # after nothing: b
+        head.output.weight[3, 2] = 9.0  # after b: silence
+        head.output.weight[0, 3] = 9.0  # after a silence: blanks
     plain = DecodingConfig(beam=50, lm_weight=0.0, ilm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
         search = JointWordSearch(
             joint_search.words.with_settings(plain),
-            joint_search.lexicon,
             joint_search.head,
             HeadWeights(ctc=ctc, transducer=1.0),
         )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.log_probs import read_log_probs
+from arcuate.decoding.class_order import word_order
+from arcuate.decoding.frame_files import read_frames
 from arcuate.errors import UserError
 
 
@@ -23,7 +24,7 @@ def save(path: Path, **parts: object) -> Path:
 def test_trials_are_split(tmp_path: Path) -> None:
     logp = frames(9)
     path = save(tmp_path / "s.npz", logp=logp, lengths=[4, 0, 5], classes=CLASSES, trials=["a", "b", "c"])
-    loaded = read_log_probs(path)
+    loaded = read_frames(path)
     assert [len(t) for t in loaded.trials] == [4, 0, 5] and loaded.ids == ("a", "b", "c")
     assert np.array_equal(np.concatenate(loaded.trials), logp) and loaded.boundary == 40
 
@@ -32,17 +33,15 @@ def test_classes_are_reordered(tmp_path: Path) -> None:
     logp = frames(6)
     order = np.random.default_rng(1).permutation(len(CLASSES))
     path = save(tmp_path / "s.npz", logp=logp[:, order], lengths=[6], classes=np.array(CLASSES)[order])
-    loaded = read_log_probs(path)
+    loaded = read_frames(path)
     assert loaded.classes == CLASSES and np.array_equal(loaded.trials[0], logp)
 
 
-def test_folded_classes_become_the_boundary(tmp_path: Path) -> None:
-    names = ["<ctc>", ">", ".", "a"]
-    logp = frames(5, 4)
-    loaded = read_log_probs(save(tmp_path / "s.npz", logp=logp, lengths=[5], classes=names), ">", (".",))
-    assert loaded.classes == ("<ctc>", "a", ">")
-    both = np.exp(logp[:, 1].astype(float)) + np.exp(logp[:, 2].astype(float))
-    assert np.exp(loaded.trials[0][:, -1]) == pytest.approx(both, rel=1e-3)
+def test_punctuation_becomes_the_boundary_of_words() -> None:
+    logp, order = frames(5, 4), word_order(["<ctc>", ".", "a", ">"])
+    assert order.classes == ("<ctc>", "a", ">") and order.boundary == 2
+    both = np.exp(logp[:, 1].astype(float)) + np.exp(logp[:, 3].astype(float))
+    assert np.exp(order(logp)[:, -1]) == pytest.approx(both, rel=1e-3)
 
 
 GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
@@ -58,37 +57,24 @@ GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
         ({"logp": frames(6, 40)}, "distinct class names"),
         ({"classes": ("x", *CLASSES[1:])}, "blank"),
         ({"classes": (*CLASSES[:-1], "AA")}, "distinct class names"),
-        ({"trials": ["a", "b"]}, "2 ids"),
+        ({"trials": ["a", "b"]}, "trials must be a list of 1"),
         ({"lengths": None}, "lacks lengths"),
     ],
 )
 def test_invalid_files_are_rejected(tmp_path: Path, change: dict, message: str) -> None:
     parts = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     with pytest.raises(UserError, match=message):
-        read_log_probs(save(tmp_path / "s.npz", **parts))
+        read_frames(save(tmp_path / "s.npz", **parts))
 
 
 def test_other_files_and_pickles_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_bytes(b"not an archive")
     with pytest.raises(UserError, match="not a readable"):
-        read_log_probs(tmp_path / "s.npz")
+        read_frames(tmp_path / "s.npz")
     with pytest.raises(UserError, match="not a readable"):
-        read_log_probs(save(tmp_path / "p.npz", **{**GOOD, "classes": np.array([object()])}))
+        read_frames(save(tmp_path / "p.npz", **{**GOOD, "classes": np.array([object()])}))
     with pytest.raises(UserError, match="write frame log-prob"):
-        read_log_probs(tmp_path / "none.npz")
-
-
-@pytest.mark.parametrize(
-    ("boundary", "fold", "message"),
-    [("BLANK", (), "is the blank"), (None, ("BLANK",), "is the blank"), (None, ("SIL",), "already the boundary")],
-)
-def test_the_blank_cannot_be_the_boundary(
-    boundary: str | None, fold: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "s.npz"
-    np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=[2], classes=["BLANK", "a", "SIL"])
-    with pytest.raises(UserError, match=message):
-        read_log_probs(path, boundary, fold)
+        read_frames(tmp_path / "none.npz")
 
 
 def test_lengths_that_overflow_are_rejected(tmp_path: Path) -> None:
@@ -96,11 +82,11 @@ def test_lengths_that_overflow_are_rejected(tmp_path: Path) -> None:
     lengths = np.array([2**63 - 1, 2**63 - 1, 4])  # adds up to 2 in 64 bits
     np.savez(path, logp=np.full((2, 3), -np.log(3)), lengths=lengths, classes=["BLANK", "a", "SIL"])
     with pytest.raises(UserError, match="add up to 18446744073709551618"):
-        read_log_probs(path)
+        read_frames(path)
 
 
 def test_a_text_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "s.npz").write_text("hello\n")
     with pytest.raises(UserError, match="not a zip archive") as error:
-        read_log_probs(tmp_path / "s.npz")
+        read_frames(tmp_path / "s.npz")
     assert "pickle" not in str(error.value)

@@ -10,9 +10,8 @@ import pytest
 from scipy.io import savemat
 
 from arcuate.data.alphabet import CHARACTERS, CLASSES, encode, token_names
+from arcuate.decoding.frame_files import FrameLogProbs, read_frames, write_frames
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.logits import read_logits
 from arcuate.errors import UserError
 
 LM_ORDER = ("BLANK", "SIL", *CLASSES[1:-1])
@@ -30,7 +29,7 @@ def frames_of(names: str, order: tuple[str, ...] = CLASSES) -> np.ndarray:
 
 
 def decoded(path: Path) -> list[str]:
-    scores = read_logits(path).scores
+    scores = read_frames(path)
     assert all(np.allclose(np.exp(frames).sum(axis=1), 1, atol=1e-5) for frames in scores.trials)
     return [" ".join(token_names(greedy(frames), scores.classes)) for frames in scores.trials]
 
@@ -52,30 +51,30 @@ def test_npz_with_logits(tmp_path: Path, logits: list[np.ndarray]) -> None:
     np.savez(tmp_path / "joined.npz", logits=np.concatenate(logits), lengths=lengths, texts=np.array(["hi", "yes"]))
     np.savez(tmp_path / "padded.npz", logits=padded(logits), lengths=lengths, trials=np.array(["a", "b"]))
     assert decoded(tmp_path / "joined.npz") == decoded(tmp_path / "padded.npz") == WORDS
-    assert read_logits(tmp_path / "joined.npz").texts == ("hi", "yes")
-    assert read_logits(tmp_path / "padded.npz").scores.ids == ("a", "b")
+    assert read_frames(tmp_path / "joined.npz").texts == ("hi", "yes")
+    assert read_frames(tmp_path / "padded.npz").ids == ("a", "b")
 
 
 def test_npz_of_evaluate(tmp_path: Path, logits: list[np.ndarray]) -> None:
     log_probs = tuple((x - np.log(np.exp(x).sum(1, keepdims=True))).astype(np.float32) for x in logits)
-    write_log_probs(tmp_path / "scores.npz", FrameLogProbs(CLASSES, log_probs, ("a", "b"), "scores"))
+    write_frames(tmp_path / "scores.npz", FrameLogProbs(CLASSES, log_probs, ("a", "b"), "scores"))
     assert decoded(tmp_path / "scores.npz") == WORDS
 
 
 def test_npy_with_json(tmp_path: Path, logits: list[np.ndarray]) -> None:
     np.save(tmp_path / "x.npy", np.concatenate(logits).astype(np.float32))
     with pytest.raises(UserError, match=r"x\.json"):
-        read_logits(tmp_path / "x.npy")
+        read_frames(tmp_path / "x.npy")
     about = {"lengths": [len(part) for part in logits], "classes": list(CLASSES), "texts": ["hi", None]}
     (tmp_path / "x.json").write_text(json.dumps(about), "utf-8")
-    assert decoded(tmp_path / "x.npy") == WORDS and read_logits(tmp_path / "x.npy").texts == ("hi", None)
+    assert decoded(tmp_path / "x.npy") == WORDS and read_frames(tmp_path / "x.npy").texts == ("hi", None)
 
 
 def test_mat(tmp_path: Path, logits: list[np.ndarray]) -> None:
     cells = np.empty((1, 2), object)
     cells[0, 0], cells[0, 1] = logits
     savemat(tmp_path / "x.mat", {"logits": cells, "texts": np.array(["hi", "yes"], object)})
-    assert decoded(tmp_path / "x.mat") == WORDS and read_logits(tmp_path / "x.mat").texts == ("hi", "yes")
+    assert decoded(tmp_path / "x.mat") == WORDS and read_frames(tmp_path / "x.mat").texts == ("hi", "yes")
 
 
 @pytest.mark.parametrize("order", [CLASSES, LM_ORDER])
@@ -87,7 +86,7 @@ def test_the_copy_task_pickle_reveals_its_order(tmp_path: Path, order: tuple[str
         "rnn_logits": [frames_of(names, order)[None] for names in WORDS],
     }
     (tmp_path / "t15.pkl").write_bytes(pickle.dumps(content))
-    found = read_logits(tmp_path / "t15.pkl")
+    found = read_frames(tmp_path / "t15.pkl")
     assert decoded(tmp_path / "t15.pkl") == WORDS and found.texts == ("hi", "yes")
 
 
@@ -112,7 +111,7 @@ def test_characters_have_a_known_order(tmp_path: Path) -> None:
 def test_wrong_pickles_are_explained(tmp_path: Path, content: Any, message: str) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=message):
-        read_logits(tmp_path / "x.pkl")
+        read_frames(tmp_path / "x.pkl")
 
 
 def test_pickles_cannot_run_code(tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_pickles_cannot_run_code(tmp_path: Path) -> None:
 
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": [Evil()]}))
     with pytest.raises(UserError):
-        read_logits(tmp_path / "x.pkl")
+        read_frames(tmp_path / "x.pkl")
     assert not (tmp_path / "ran").exists()
 
 
@@ -132,4 +131,4 @@ def test_logits_beyond_float32_are_refused(tmp_path: Path, logits: list[np.ndarr
     logits[1][0, 3] = -1e200
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": logits}))
     with pytest.raises(UserError, match=r"trial 1: logits reach 1e\+200"):
-        read_logits(tmp_path / "x.pkl")
+        read_frames(tmp_path / "x.pkl")

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.decoding.prefix_beam import PrefixBeamSearch, token_lm
+from arcuate.decoding.prefix_beam import PrefixBeamSearch
 from arcuate.errors import UserError
-from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
 
 CLASSES = ("BLANK", "a", "b")
 UNLIMITED = 3000
@@ -98,21 +97,3 @@ def test_classes_of_probability_zero() -> None:
 def test_invalid_log_probs_are_rejected(change, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=message):
         PrefixBeamSearch(5, CLASSES).search(change(frames(0, 4)))
-
-
-def test_phoneme_n_gram_is_included() -> None:
-    words = ["<unk>", "<s>", "</s>", "a", "b"]
-    unigrams = NGramTable(np.arange(5, dtype=np.int32)[:, None], np.log([0.1, 1e-9, 0.2, 0.5, 0.2]), np.zeros(5))
-    ids = np.array([[1, 3], [3, 4], [4, 2]], np.int32)
-    bigrams = NGramTable(ids, np.log([0.9, 0.8, 0.7]), np.zeros(3))
-    model = model_from_tables(NGramTables(words, (unigrams, bigrams)))
-    search = PrefixBeamSearch(UNLIMITED, CLASSES, model=token_lm(model, CLASSES), lm_weight=0.7, token_bonus=0.3)
-    log_probs = frames(7, 5)
-    truth = enumerate_all(log_probs.astype(np.float64))
-    for found in search.search(log_probs, UNLIMITED):
-        lm = float(model.score(np.array([*(t + 2 for t in found.tokens), 2]))[0].sum())
-        assert found.scores["lm"] == pytest.approx(lm, abs=1e-4)
-        expected = truth[found.tokens] + 0.7 * lm + 0.3 * len(found.tokens)
-        assert found.total == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(UserError, match="lacks c"):
-        token_lm(model, ("BLANK", "a", "c"))

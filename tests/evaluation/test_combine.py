@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.frame_files import FrameLogProbs, write_frames
 from arcuate.errors import UserError
 from arcuate.evaluation.combine import combine, read_frames
 from arcuate.files import to_json_line
@@ -108,7 +108,7 @@ def make_run(folder: Path, texts: list[str], frames: np.ndarray, ids: list[str] 
     labels = ({"trial": n, "text": "a b", "reference": ["AA"], "hypothesis": []} for n in names)
     write(folder / "results" / "val.jsonl", *labels)
     scores = FrameLogProbs(CLASSES, tuple(frames for _ in names), tuple(names), folder.name)
-    write_log_probs(folder / "results" / "val.scores.npz", scores)
+    write_frames(folder / "results" / "val.scores.npz", scores)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
+from arcuate.decoding.frame_files import FrameLogProbs, write_frames
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import (
     CandidateList,
@@ -265,7 +265,7 @@ def test_averaging_requires_the_same_trials_and_frame_counts(tmp_path: Path) -> 
         average([a, frame_scores(Path("b"), normalised(0), trials=("t2",))], "arithmetic")
     with pytest.raises(UserError, match="4 frames in a and 5 in b"):
         average([a, frame_scores(Path("b"), normalised(0, 5))], "arithmetic")
-    write_log_probs(tmp_path / "a.npz", a)
+    write_frames(tmp_path / "a.npz", a)
     back = read_frames(tmp_path / "a.npz")
     assert back.ids == a.ids and back.trials[0] == pytest.approx(a.trials[0], abs=2e-3)
 

@@ -73,8 +73,8 @@ def test_acceptance_follows_the_difficulty_of_a_session() -> None:
     right = rng.random(4000) < probability(calibration)
     fixed = accept_threshold(probability(calibration), right, 0.95)
     quantiles = tuple(np.quantile(calibration, (np.arange(20) + 0.5) / 20))
-    model = ConfidenceConfig(log_odds=quantiles, accept_above=fixed, session_weight=0.0)
-    session, shifts, accepted, outcomes, plain = SessionWords(model), [], [], [], []
+    model = ConfidenceConfig(log_odds=quantiles, accept_above=fixed)
+    session, shifts, accepted, outcomes, plain = SessionWords(model, weight=0.0), [], [], [], []
     for _ in range(400):  # sentences of a harder session
         words = rng.normal(0.5, 2.0, 10)
         shift, threshold = session.add(words)
@@ -88,10 +88,10 @@ def test_acceptance_follows_the_difficulty_of_a_session() -> None:
 
 
 def test_sessions_are_shifted_by_their_mean_and_start_with_the_calibration() -> None:
-    model = ConfidenceConfig(log_odds=(1.0, 2.0, 3.0), session_weight=0.5, session_words=10.0)
-    session = SessionWords(model)
+    model = ConfidenceConfig(log_odds=(1.0, 2.0, 3.0))
+    session = SessionWords(model, weight=0.5)
     assert session.add(np.empty(0)) == (0.0, pytest.approx(float(probability(np.array(3.0)))))
-    assert session.add(np.full(10, -2.0))[0] == pytest.approx(-0.5 * ((10 * 2.0 + 10 * -2.0) / 20 - 2.0) ** 2)
+    assert session.add(np.full(10, -2.0))[0] == pytest.approx(-0.5 * ((25 * 2.0 + 10 * -2.0) / 35 - 2.0) ** 2)
     assert SessionWords(ConfidenceConfig(log_odds=(), accept_above=0.7)).add(np.zeros(3)) == (0.0, 0.7)
 
 

@@ -26,8 +26,7 @@ from arcuate.data.readers import process
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.decoding.config import read_decoding_config
-from arcuate.decoding.log_probs import read_log_probs
-from arcuate.decoding.logits import read_logits
+from arcuate.decoding.frame_files import read_frames
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import read_candidates
@@ -398,7 +397,7 @@ def test_frame_scores(tmp_path: Path) -> None:
     small = io.BytesIO()
     logp = np.log(np.full((6, 41), 1 / 41, np.float32))
     np.savez(small, logp=logp, lengths=np.array([4, 2]), trials=np.array(["a", "b"]))
-    check(write_and(read_log_probs, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz")
+    check(write_and(read_frames, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz")
 
 
 def test_arrays_in_archives(tmp_path: Path) -> None:
@@ -412,14 +411,14 @@ def test_arrays_in_archives(tmp_path: Path) -> None:
             lengths = io.BytesIO()
             np.save(lengths, np.array([2]))
             archive.writestr("lengths.npy", lengths.getvalue())
-        read_log_probs(folder / "scores.npz")
+        read_frames(folder / "scores.npz")
 
     read(array.getvalue(), tmp_path)
     check(read, [array.getvalue()], tmp_path / "npy")
 
 
 def write_logits(folder: Path) -> dict[str, bytes]:
-    """The same two trials in every format of `read_logits`."""
+    """The same two trials in every format of `read_frames`."""
     rng = np.random.default_rng(1)
     trials = [rng.normal(size=(n, 41)).astype(np.float32) for n in (5, 3)]
     texts = ["Yes.", "No."]
@@ -437,11 +436,11 @@ def write_logits(folder: Path) -> dict[str, bytes]:
 def test_logits(tmp_path: Path, kind: str) -> None:
     (tmp_path / "logits").mkdir()
     seeds = write_logits(tmp_path / "logits")
-    read_logits(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
+    read_frames(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
 
     def read(content: bytes, folder: Path) -> None:
         (tmp_path / "logits" / f"scores.{kind}").write_bytes(content)
-        read_logits(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
+        read_frames(tmp_path / "logits" / f"scores.{'npy' if kind == 'json' else kind}")
 
     check(read, [seeds[kind]], tmp_path / f"logits-{kind}", documents=documents_of(kind))
 
@@ -454,7 +453,7 @@ def test_logits_of_other_shapes(tmp_path: Path) -> None:
     )
     keys = st.sampled_from(["logits", "cue_sentence", "decoded_phonemes_raw", "texts"])
     contents = (st.dictionaries(keys, values) | st.lists(st.dictionaries(keys, values), max_size=3)).map(pickle.dumps)
-    fuzz(write_and(read_logits, "scores.pkl"), generated(contents), tmp_path / "logits-shapes").check(0.3)
+    fuzz(write_and(read_frames, "scores.pkl"), generated(contents), tmp_path / "logits-shapes").check(0.3)
 
 
 # --- training logs -----------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import RunningStatistics, Statistics
-from arcuate.decoding.joint import HeadOutputs
 from arcuate.errors import UserError
 from arcuate.live.engine import make_engine
 from arcuate.models.config import AnyEncoderSettings, GRUSettings, TransducerSettings
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model
 from support.cases import cases
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
@@ -128,7 +128,7 @@ def test_any_chunking_gives_the_offline_result_with_a_transducer(transducer, see
     bins = trial_bins(n, seed=seed)
     with torch.no_grad():
         outputs = model(torch.from_numpy(bins)[None], torch.tensor([n]), torch.tensor([1]))
-    expected = engine.joint.search(HeadOutputs(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0]), 3)
+    expected = engine.joint.search(Frames(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0].numpy()), 3)
     stream = StreamingDecoder(engine)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
         for first, last in chosen:

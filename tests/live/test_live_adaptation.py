@@ -12,7 +12,7 @@ from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter, words_label
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.log_probs import reorder_for_words
+from arcuate.decoding.class_order import word_order
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptedSession, adapt_sessions, recording_order
@@ -66,7 +66,7 @@ def streaming(
 
 def offline(folder: Path, trials: list[TrialInfo], normalise: str = "none", words: bool = True) -> AdaptedSession:
     model = model_of(folder, normalise)
-    search, columns = small_search(), reorder_for_words(model.config.classes, SEARCH.settings)
+    search, columns = small_search(), word_order(model.config.classes)
     adapter = make_adapter(model, SETTINGS, run_recipe(Run(folder / "run")).augment)
     label = lambda log_probs: words_label(search.search(columns(log_probs))[0], model.config.classes)
     return adapt_sessions(adapter, Store.open(folder / "store"), trials, labeller=label if words else None)[0]

@@ -9,8 +9,7 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointBeamSearch, JointTokenSearch
-from arcuate.decoding.transducer import TransducerGreedySearch
+from arcuate.decoding.joint import JointSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -31,6 +30,7 @@ from arcuate.models.config import (
 )
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.transducer import ArrayHead, LSTMPredictor, Transducer
 from arcuate.run import Run, find_checkpoint, open_run
@@ -152,7 +152,7 @@ def test_documented_search_of_one_trial() -> None:
     outputs = decoder.outputs(bins, decoder.sessions[0])
     scores = outputs.log_probs["ctc"][0].numpy()
     assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
-    best = JointBeamSearch(model.transducer).search(outputs.frames[0], scores)[0]
+    best = JointSearch(model.transducer.for_search()).search(Frames(scores, outputs.frames[0].numpy()))[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -197,15 +197,14 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
         used.add(made)
         return [EMPTY_HYPOTHESIS]
 
-    monkeypatch.setattr(TransducerGreedySearch, "search", lambda searcher, frames: note("greedy"))
-    monkeypatch.setattr(JointTokenSearch, "search", lambda s, trial: note("beam", s.width, s.weights.ctc))
+    monkeypatch.setattr(JointSearch, "search", lambda s, trial: note(s.width, s.weights.ctc))
     for options, made, expected in (
-        ({"head": "transducer"}, ("beam", 8, 0.0), {"search": "beam", "beam": 8}),
-        ({"head": "transducer", "beam": 3}, ("beam", 3, 0.0), {"search": "beam", "beam": 3}),
-        ({"head": "transducer", "beam": 1}, ("greedy",), {"search": "greedy"}),
+        ({"head": "transducer"}, (8, 0.0), {"search": "beam", "beam": 8}),
+        ({"head": "transducer", "beam": 3}, (3, 0.0), {"search": "beam", "beam": 3}),
+        ({"head": "transducer", "beam": 1}, (1, 0.0), {"search": "greedy"}),
         (
             {"head": "both", "beam": 5},
-            ("beam", 5, 0.3),
+            (5, 0.3),
             {"search": "beam", "beam": 5},
         ),
     ):

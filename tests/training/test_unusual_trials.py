@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.decoding.joint import JointBeamSearch
+from arcuate.decoding.joint import JointSearch
 from arcuate.experiments.recipe import load_recipe
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, compute_view_losses, weighted_loss
 from arcuate.models.config import ModelConfig
 from arcuate.models.interfaces import ModelInputs
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model
 from arcuate.training.step import encode_for_training, split_views
 
@@ -105,6 +106,7 @@ def test_unusual_trials_are_decoded(odd: str) -> None:
     n_bins = ODD[odd][0]
     with torch.inference_mode():
         outputs = model.eval()(torch.randn(1, n_bins[0], 4), torch.tensor(n_bins), torch.tensor([0]))
-    found = JointBeamSearch(model.transducer).search(outputs.frames[0], outputs.log_probs["ctc"][0].numpy())
+    frames = Frames(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0].numpy())
+    found = JointSearch(model.transducer.for_search()).search(frames)
     assert found and math.isfinite(found[0].scores["transducer"])
     assert outputs.mode.shape == (1, 2)

@@ -8,8 +8,8 @@ acoustic and language-model scores. The weights are settings (`DecodingConfig.co
 
 Sessions differ in difficulty, so confidences and the acceptance threshold follow the session without labels
 (`SessionWords`). The words of the session so far, together with the quantiles of the calibration words, which count as
-`session_words` words, have log-odds with a mean that differs by d from that of the calibration. All are shifted by
-`session_weight` · d |d|: where words look much less certain than in the calibration, the model is over-confident too,
+`_CALIBRATION_WORDS` words, have log-odds with a mean that differs by d from that of the calibration. All are shifted by
+`weight` · d |d|: where words look much less certain than in the calibration, the model is over-confident too,
 and by more than in proportion. The threshold accepts the largest set of the most confident of these words whose mean
 confidence is at least `accuracy`.
 """
@@ -47,19 +47,20 @@ SENTENCE_FEATURES = (
 _FLAT = 4.0
 _MAX_LOG_ODDS = 8.0  # an n-best list of 100 does not resolve more extreme posteriors
 _N_SCORED = 10  # length of the n-best list of searches that score every hypothesis with a network
+_N_HYPOTHESES = 100  # length of the n-best list of a plain word search, which returns longer lists at no cost
 _MAX_MARGIN = 20.0  # nats; also the margin of a word that all hypotheses contain
-
-
+SESSION_WEIGHT = 0.4  # shift of a session's log-odds, see above; chosen on simulated cohorts (docs/findings.md)
+_CALIBRATION_WORDS = 25.0  # weight of the calibration, in words, against the words of the session
 _MAX_WORDS = 2000  # latest words of a session that its shift and threshold come from
 
 
 class SessionWords:
     """The words decoded in a session so far: shift of their log-odds, and threshold of acceptance."""
 
-    def __init__(self, model: "ConfidenceConfig") -> None:
-        self._model = model
+    def __init__(self, model: "ConfidenceConfig", weight: float = SESSION_WEIGHT) -> None:
+        self._model, self._weight = model, weight
         self._known = np.array(model.log_odds)
-        self._weights = np.full(len(self._known), model.session_words / max(1, len(self._known)))
+        self._weights = np.full(len(self._known), _CALIBRATION_WORDS / max(1, len(self._known)))
         self._seen = np.empty(0)
 
     def add(self, log_odds: np.ndarray) -> tuple[float, float]:
@@ -71,7 +72,7 @@ class SessionWords:
         values = np.concatenate([self._known, self._seen])
         weights = np.concatenate([self._weights, np.ones(len(self._seen))])
         difference = float(np.average(values, weights=weights) - self._known.mean())
-        shift = model.session_weight * difference * abs(difference)
+        shift = self._weight * difference * abs(difference)
         return shift, mean_threshold(probability(values + shift), weights, model.accuracy)
 
 
@@ -115,12 +116,9 @@ def with_confidence(
     return [best, *n_best[1:]]
 
 
-def n_hypotheses(search: object, n_best: int, model: "ConfidenceConfig") -> int:
-    """Length of the n-best list to compute, from the requested one and the one that confidences need.
-
-    A plain word search returns longer lists at no cost; other searches score every hypothesis with a network.
-    """
-    return max(n_best, model.hypotheses if isinstance(search, WordSearch) else _N_SCORED)
+def n_hypotheses(search: object, n_best: int) -> int:
+    """Length of the n-best list to compute, from the requested one and the one that confidences need."""
+    return max(n_best, _N_HYPOTHESES if isinstance(search, WordSearch) else _N_SCORED)
 
 
 def word_features(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -36,7 +36,6 @@ _SENTENCE = Logistic(intercept=2.47709, weights=(0.31187, 1.06835, 0.51961, -0.0
 class ConfidenceConfig(Settings):
     """Calibration of word confidences and sentence probabilities (`decoding/confidence.py` defines the features)."""
 
-    hypotheses: int = Field(100, ge=2, le=10_000, description="Length of the n-best list that confidences come from.")
     word: Logistic = Field(_WORD, description="Maps the features of a word to its log-odds.")
     sentence: Logistic = Field(_SENTENCE, description="Maps the features of a sentence to its log-odds.")
     accuracy: float = Field(0.95, gt=0.0, lt=1.0, description="Target fraction of accepted words that are correct.")
@@ -50,18 +49,6 @@ class ConfidenceConfig(Settings):
         (),
         max_length=1000,
         description="Quantiles of the log-odds of calibration words; empty: all sessions use `accept_above`.",
-    )
-    session_weight: float = Field(
-        0.4,
-        ge=0.0,
-        le=10.0,
-        description="Shift of a session's log-odds = this · d |d|, where d is their mean minus that of `log_odds`.",
-    )
-    session_words: float = Field(
-        25.0,
-        gt=0.0,
-        le=1e6,
-        description="Weight of `log_odds`, in words, against the words of the session decoded so far.",
     )
     calibrated_on: str = Field(
         "simulated trials", max_length=200, description="Trials that the weights were fitted on."
@@ -78,7 +65,7 @@ class ConfidenceConfig(Settings):
 class DecodingConfig(Settings):
     """Weights and limits of the word search, in nats.
 
-    score = acoustic_scale · acoustic + lm_weight · n-gram + word_bonus · words. The acoustic score includes
+    score = acoustic + lm_weight · n-gram + word_bonus · words. The acoustic score includes
     `silence_bonus`, `missing_silence_bonus` and `blank_penalty`. `ctc_weight` and `ilm_weight` apply if the transducer
     is used too.
     """
@@ -87,13 +74,6 @@ class DecodingConfig(Settings):
     threshold: float = Field(
         12.0, gt=0.0, le=1e9, description="Largest score difference from the best beam entry, in nats."
     )
-    max_candidates: int | None = Field(
-        None,
-        ge=1_000,
-        le=100_000_000,
-        description="Maximum number of candidates per frame; a frame with more is searched with a smaller threshold.",
-    )
-    acoustic_scale: float = Field(1.0, gt=0.0, le=100.0, description="Factor on the frame log-probabilities.")
     lm_weight: float = Field(0.8, ge=0.0, le=100.0, description="Factor on the n-gram log-probability.")
     word_bonus: float = Field(0.8, ge=-100.0, le=100.0, description="Score added per word, in nats.")
     silence_bonus: float = Field(
@@ -114,16 +94,6 @@ class DecodingConfig(Settings):
         ge=0.0,
         le=100.0,
         description="Weight of the internal language model subtracted from the transducer's word scores.",
-    )
-    alignments: Literal["sum", "best"] = Field(
-        "sum", description="Sum over all alignments of a word sequence, or its best alignment (Viterbi)."
-    )
-    boundary: str | None = Field(
-        None, max_length=40, description="Class between words; null selects SIL, |, > or <space>, whichever is present."
-    )
-    fold: tuple[str, ...] = Field((), max_length=100, description="Further classes merged into the boundary.")
-    merge_histories: bool = Field(
-        True, description="Recombine hypotheses with the same n-gram state; n-best lists still contain all of them."
     )
     confidence: ConfidenceConfig = Field(
         ConfidenceConfig(), description="Calibration of confidences, as fitted by `arcuate tune --confidence`."

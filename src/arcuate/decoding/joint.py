@@ -1,13 +1,16 @@
-"""Joint CTC/transducer search for tokens (`JointBeamSearch`) and words (`JointWordSearch`).
+"""Joint CTC/transducer search for tokens (`JointSearch`) and words (`JointWordSearch`).
 
-Tokens: one beam over token sequences, scored by both heads at every frame. The transducer score is the sum over all
-lattice paths so far, as in `TransducerBeamSearch`. The CTC score is the sum over all paths that emit exactly these
-tokens up to this frame. Joint decoding usually scores CTC prefixes (Watanabe et al. 2017); here the CTC score is exact
-even if a token is appended late: a hypothesis keeps the forward variables of its last two CTC states at every frame,
-and an extension is computed from them. Frames and tokens whose forward variables are far below the best one of the
-hypothesis are dropped, so the state of a long stream covers its last words only. During the search the CTC path may lag
-behind the transducer, at a cost per token; at the end it must have emitted all tokens. The interface is
-`start / step / finish` with immutable states.
+Tokens: one beam over token sequences, scored by both heads at every frame. At each frame a hypothesis emits up to
+`max_symbols` tokens and then takes the blank to the next frame; the prediction network advances on tokens only. The
+transducer score is the sum over all lattice paths so far. Unlike Graves' (2012) beam search this one is synchronous in
+frames: hypotheses are expanded level by level (0, 1, … tokens at this frame).
+
+The CTC score is the sum over all paths that emit exactly these tokens up to this frame. Joint decoding usually scores
+CTC prefixes (Watanabe et al. 2017); here the CTC score is exact even if a token is appended late: a hypothesis keeps
+the forward variables of its last two CTC states at every frame, and an extension is computed from them. Frames and
+tokens whose forward variables are far below the best one of the hypothesis are dropped, so the state of a long stream
+covers its last words only. During the search the CTC path may lag behind the transducer, at a cost per token; at the
+end it must have emitted all tokens. The interface is `start / step / finish` with immutable states.
 
 Words: candidates come from the word search over the CTC log-probabilities, and from the same search over the best
 phoneme hypotheses of the joint beam search, each converted to synthetic frames (token, blank, …) that leave some
@@ -15,11 +18,11 @@ probability to other classes, so that similar words are found too. Every candida
 lexicon and scored exactly by both heads; its n-gram score is taken from the search. The word search and the joint beam
 advance while frames arrive; candidates are scored at the end of the sentence.
 
-score = acoustic_scale · (wt · (transducer − ilm_weight · ILM) + wc · CTC) / (wt + wc) + silence_bonus · silences
+score = (wt · (transducer − ilm_weight · ILM) + wc · CTC) / (wt + wc) + silence_bonus · silences
       + lm_weight · n-gram + bonus
 
 The prediction network of a transducer is a language model over phonemes, which the n-gram would count a second time.
-Its estimate (`lattice.py`) is therefore subtracted, as in the hybrid autoregressive transducer (Variani et al. 2020)
+Its estimate (`transducer.py`) is therefore subtracted, as in the hybrid autoregressive transducer (Variani et al. 2020)
 and in internal language model estimation (Meng et al. 2021); the density ratio (McDermott et al. 2019) subtracts a
 separately trained model of the training labels instead.
 """
@@ -27,18 +30,24 @@ separately trained model of the training labels instead.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.decoding.heads import MAX_SYMBOLS, TRANSDUCER_BEAM, HeadWeights, TransducerHead, array_head, to_array
 from arcuate.decoding.hypothesis import Hypothesis, greedy
-from arcuate.decoding.lattice import rescore, score_sequences
+from arcuate.decoding.transducer import (
+    MAX_SYMBOLS,
+    TRANSDUCER_BEAM,
+    HeadWeights,
+    TransducerHead,
+    rescore,
+    score_sequences,
+)
 from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
-from arcuate.models.layout import Head
+from arcuate.models.layout import Frames, Head, join_frames
 
 if TYPE_CHECKING:  # its Numba kernels take half a second to load, and a search for tokens does not need them
     from arcuate.decoding.config import DecodingConfig
@@ -88,10 +97,11 @@ class _Beam:
 
 @dataclass(frozen=True, eq=False)
 class JointState:
-    """Hypotheses after some frames."""
+    """Hypotheses after some frames, and all frames so far; the final scores need them."""
 
     beam: _Beam
     log_probs: np.ndarray  # (t, V) CTC log-probabilities of the kept frames
+    frames: tuple[Frames, ...] = ()
 
     @property
     def ctc(self) -> list[_CtcScore]:
@@ -99,37 +109,43 @@ class JointState:
 
 
 @dataclass(frozen=True)
-class JointBeamSearch:
-    """Beam search with at most `width` hypotheses per frame, ranked by both heads."""
+class JointSearch:
+    """Beam search with at most `width` hypotheses per frame, ranked by both heads.
 
-    head: Any  # TransducerHead, or a torch module that has one
+    The n-best list, with the greedy CTC hypothesis added, is scored exactly by both heads. With `HeadWeights(ctc=0)`
+    only the transducer is used.
+    """
+
+    head: TransducerHead
     width: int = TRANSDUCER_BEAM
-    max_symbols: int = MAX_SYMBOLS
     weights: HeadWeights = field(default_factory=HeadWeights)
+    max_symbols: int = MAX_SYMBOLS
 
-    @property
-    def _head(self) -> TransducerHead:
-        return array_head(self.head)
-
-    def search(self, frames: Any, log_probs: np.ndarray) -> list[Hypothesis]:
-        """Decode a complete trial, encoder frames (F, D) and CTC log-probabilities (F, V), into an n-best list."""
-        return self.finish(self.step(self.start(), frames, log_probs))
+    def search(self, frames: Frames, n_best: int = 1) -> list[Hypothesis]:
+        """Decode a complete trial into an n-best list."""
+        return self.finish(self.step(self.start(), frames), n_best)
 
     def start(self) -> JointState:
-        predicted, predictor = self._head.start(1)
+        predicted, predictor = self.head.start(1)
         beam = _Beam([()], np.zeros(1), [_EMPTY], predicted, predictor)
-        return JointState(beam, np.zeros((0, self._head.n_classes)))
+        return JointState(beam, np.zeros((0, self.head.n_classes)))
 
-    def step(self, state: JointState, frames: Any, log_probs: np.ndarray) -> JointState:
-        """Advance the state over further encoder frames (f, D) and their CTC log-probabilities (f, V)."""
+    def step(self, state: JointState, frames: Frames) -> JointState:
+        """Advance the state over further frames."""
+        if not len(frames):
+            return state
+        beam, kept = state.beam, state.log_probs
         # One frame at a time, so that rounding does not depend on the chunk size.
-        head = self._head
-        for frame, row in zip(to_array(frames), np.asarray(log_probs, np.float64), strict=True):
-            state = self._step_frame(state, head.project(frame[None]), row)
-        return state
+        for encoded, row in zip(frames.for_transducer, np.asarray(frames.log_probs, np.float64), strict=True):
+            beam, kept = self._step_frame(beam, kept, self.head.project(encoded[None]), row)
+        return JointState(beam, kept, (*state.frames, frames))
 
-    def finish(self, state: JointState) -> list[Hypothesis]:
-        """N-best list of all hypotheses in the beam; both scores cover the complete trial."""
+    def partial(self, state: JointState) -> tuple[int, ...]:
+        """Best tokens so far."""
+        return state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+
+    def beam_hypotheses(self, state: JointState) -> list[Hypothesis]:
+        """All hypotheses in the beam with the scores of the search, best first; both cover all frames so far."""
         beam = state.beam
         found = [
             Hypothesis(
@@ -141,24 +157,31 @@ class JointBeamSearch:
         ]
         return sorted(found, key=lambda h: -(h.total or 0.0))
 
-    def partial(self, state: JointState) -> tuple[int, ...]:
-        """Best tokens so far."""
-        return state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+    def finish(self, state: JointState, n_best: int = 1) -> list[Hypothesis]:
+        """N-best list of all frames so far, scored exactly."""
+        found = self.beam_hypotheses(state)
+        if not state.frames:
+            return found[:n_best]
+        trial, candidates = join_frames(state.frames), [h.tokens for h in found]
+        if self.weights.ctc:
+            candidates.append(tuple(greedy(trial.log_probs)))
+        return rescore(self.head, trial, candidates, self.weights)[:n_best]
 
     def _totals(self, transducer: np.ndarray, ctc: np.ndarray) -> np.ndarray:
         if not self.weights.ctc:  # 0 · −inf would be NaN
             return self.weights.transducer * transducer
         return self.weights.transducer * transducer + self.weights.ctc * ctc
 
-    def _step_frame(self, state: JointState, frame: np.ndarray, row: np.ndarray) -> JointState:
+    def _step_frame(
+        self, before: _Beam, kept: np.ndarray, frame: np.ndarray, row: np.ndarray
+    ) -> tuple[_Beam, np.ndarray]:
         """Process one frame: emit tokens while an extension ranks within the beam, then advance by a blank."""
-        kept = np.concatenate([state.log_probs, row[None]])
-        before = state.beam
+        kept = np.concatenate([kept, row[None]])
         active = replace(before, ctc=[_advance(c, t, row) for c, t in zip(before.ctc, before.tokens, strict=True)])
         levels: list[_Beam] = []  # hypotheses that emitted 0, 1, … tokens at this frame and take the blank
         waiting = np.zeros(0)
         for emitted in range(self.max_symbols + 1):
-            logits, norms = self._head.join(frame, active.predicted)
+            logits, norms = self.head.join(frame, active.predicted)
             log_probs = active.scores[:, None] + (logits[0] - norms[0][:, None]).astype(np.float64)
             levels.append(replace(active, scores=log_probs[:, BLANK]))
             waiting = np.concatenate([waiting, self._totals(levels[-1].scores, active.partial_scores)])
@@ -187,11 +210,11 @@ class JointBeamSearch:
             return None
         best = np.argsort(-totals, kind="stable")[: self.width]
         rows, classes = rows[best], classes[best]
-        predicted, predictor = self._head.step(active.predictor[rows], classes)
+        predicted, predictor = self.head.step(active.predictor[rows], classes)
         sequences = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
         return _Beam(sequences, scores[best], [longer[i] for i in best.tolist()], predicted, predictor)
 
-    def _merge_levels(self, levels: list[_Beam], kept_frames: np.ndarray) -> JointState:
+    def _merge_levels(self, levels: list[_Beam], kept_frames: np.ndarray) -> tuple[_Beam, np.ndarray]:
         """Sum the alignments of equal token sequences and keep the best `width` by both heads."""
         totals: dict[tuple[int, ...], float] = {}
         sources: dict[tuple[int, ...], tuple[int, int]] = {}  # any alignment; their states are equal
@@ -216,7 +239,7 @@ class JointBeamSearch:
             parts[0][0] if len(parts) == 1 else np.concatenate([predicted for predicted, _ in parts]),
             parts[0][1] if len(parts) == 1 else np.concatenate([state for _, state in parts]),
         )
-        return JointState(beam, frames)
+        return beam, frames
 
 
 def _forget(ctc: list[_CtcScore], frames: np.ndarray) -> tuple[list[_CtcScore], np.ndarray]:
@@ -312,86 +335,11 @@ def _append_states(
 
 
 @dataclass(frozen=True, eq=False)
-class HeadOutputs:
-    """Model outputs of one trial, or of some frames of it."""
-
-    log_probs: np.ndarray  # (F, V) CTC log-probabilities
-    frames: Any  # (F, D) encoder frames, a tensor or an array
-
-    def __len__(self) -> int:
-        return len(self.log_probs)
-
-
-@dataclass(frozen=True, eq=False)
-class TokenState:
-    """Beam after some frames, and all outputs so far; the final scores need them."""
-
-    beam: JointState
-    outputs: tuple[HeadOutputs, ...] = ()
-
-    @property
-    def complete(self) -> HeadOutputs:
-        """Outputs of all frames; there must be at least one."""
-        return HeadOutputs(
-            np.concatenate([o.log_probs for o in self.outputs]),
-            np.concatenate([to_array(o.frames) for o in self.outputs]),
-        )
-
-
-@dataclass(frozen=True)
-class JointTokenSearch:
-    """Joint beam search whose n-best list, with the greedy CTC hypothesis added, is scored exactly by both heads.
-
-    With `HeadWeights(ctc=0)` only the transducer is used.
-    """
-
-    head: Any  # TransducerHead, or a torch module that has one
-    width: int = TRANSDUCER_BEAM
-    weights: HeadWeights = field(default_factory=HeadWeights)
-
-    @property
-    def beam(self) -> JointBeamSearch:
-        return JointBeamSearch(self.head, self.width, weights=self.weights)
-
-    def search(self, trial: HeadOutputs, n_best: int = 1) -> list[Hypothesis]:
-        """Decode a complete trial into an n-best list."""
-        return self.finish(self.step(self.start(), trial), n_best)
-
-    def start(self) -> TokenState:
-        return TokenState(self.beam.start())
-
-    def step(self, state: TokenState, outputs: HeadOutputs) -> TokenState:
-        """Advance the state over further frames."""
-        if not len(outputs):
-            return state
-        return TokenState(self.beam.step(state.beam, outputs.frames, outputs.log_probs), (*state.outputs, outputs))
-
-    def partial(self, state: TokenState) -> tuple[int, ...]:
-        """Best tokens so far."""
-        return self.beam.partial(state.beam)
-
-    def finish(self, state: TokenState, n_best: int = 1) -> list[Hypothesis]:
-        """N-best list of all frames so far."""
-        found = self.beam.finish(state.beam)
-        if not state.outputs:
-            return found[:n_best]
-        trial, candidates = state.complete, [h.tokens for h in found]
-        if self.weights.ctc:
-            candidates.append(tuple(greedy(trial.log_probs)))
-        return rescore(self.head, trial.frames, trial.log_probs, candidates, self.weights)[:n_best]
-
-
-def token_search(head: Any, name: Head, width: int = TRANSDUCER_BEAM) -> JointTokenSearch:
-    """Create the search for tokens with the transducer (`transducer`) or both heads (`both`)."""
-    return JointTokenSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
-
-
-@dataclass(frozen=True, eq=False)
 class JointWordState:
     """States of the word search over the CTC log-probabilities and of the joint search for tokens."""
 
     words: "WordState"
-    tokens: TokenState
+    tokens: JointState
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,8 +347,7 @@ class JointWordSearch:
     """A word search whose acoustic score combines CTC and transducer."""
 
     words: "WordSearch"
-    lexicon: Lexicon
-    head: Any  # TransducerHead, or a torch module that has one
+    head: TransducerHead
     weights: HeadWeights | None = None  # None: as in the settings
     ranking: "DecodingConfig | None" = None  # settings of the final ranking; None: as in the word search
 
@@ -409,24 +356,28 @@ class JointWordSearch:
         return self.ranking or self.words.settings
 
     @property
+    def lexicon(self) -> Lexicon:
+        return self.words.lexicon
+
+    @property
     def head_weights(self) -> HeadWeights:
         return self.weights or HeadWeights(ctc=self.settings.ctc_weight)
 
     @property
-    def token_search(self) -> JointTokenSearch:
-        return JointTokenSearch(self.head, _CANDIDATE_BEAM, self.weights or HeadWeights())
+    def token_search(self) -> JointSearch:
+        return JointSearch(self.head, _CANDIDATE_BEAM, self.weights or HeadWeights())
 
-    def search(self, trial: HeadOutputs, n_best: int = 1) -> list[Hypothesis]:
+    def search(self, frames: Frames, n_best: int = 1) -> list[Hypothesis]:
         """Decode a trial into an n-best list of word sequences."""
-        return self.finish(self.step(self.start(), trial), n_best)
+        return self.finish(self.step(self.start(), frames), n_best)
 
     def start(self) -> JointWordState:
         return JointWordState(self.words.start(), self.token_search.start())
 
-    def step(self, state: JointWordState, outputs: HeadOutputs) -> JointWordState:
+    def step(self, state: JointWordState, frames: Frames) -> JointWordState:
         """Advance the state over further frames."""
         return JointWordState(
-            self.words.step(state.words, outputs.log_probs), self.token_search.step(state.tokens, outputs)
+            self.words.step(state.words, frames.log_probs), self.token_search.step(state.tokens, frames)
         )
 
     def partial(self, state: JointWordState) -> list[str]:
@@ -440,9 +391,9 @@ class JointWordSearch:
     def finish(self, state: JointWordState, n_best: int = 1) -> list[Hypothesis]:
         """N-best list of all frames so far, scored exactly by both heads."""
         candidates = self.candidates(state, n_best)
-        if not candidates or not state.tokens.outputs:
+        if not candidates or not state.tokens.frames:
             return list(candidates.values())[:n_best]
-        return self.rank(self.score(state.tokens.complete, candidates))[:n_best]
+        return self.rank(self.score(join_frames(state.tokens.frames), candidates))[:n_best]
 
     def with_settings(self, settings: "DecodingConfig") -> "JointWordSearch":
         """The same models with other settings."""
@@ -452,16 +403,16 @@ class JointWordSearch:
         """The same candidate search, with candidates ranked by the weights of other settings."""
         return replace(self, ranking=settings)
 
-    def scored_candidates(self, trial: HeadOutputs, n_best: int = 1) -> list[list[Hypothesis]]:
+    def scored_candidates(self, trial: Frames, n_best: int = 1) -> list[list[Hypothesis]]:
         """All candidates of a trial with scores by source; `rank` combines them."""
         state = self.step(self.start(), trial)
         return self.score(trial, self.candidates(state, n_best)) if len(trial) else []
 
-    def score(self, trial: HeadOutputs, candidates: Mapping[tuple[str, ...], Hypothesis]) -> list[list[Hypothesis]]:
+    def score(self, trial: Frames, candidates: Mapping[tuple[str, ...], Hypothesis]) -> list[list[Hypothesis]]:
         """Score the pronunciations of every candidate: one list per candidate, not ranked."""
         pronunciations = {words: self.pronunciations(words) for words in candidates}
         sequences = list(dict.fromkeys(tokens for variants in pronunciations.values() for tokens in variants))
-        scores = score_sequences(self.head, trial.frames, trial.log_probs, sequences)
+        scores = score_sequences(self.head, trial, sequences)
         acoustic = {
             tokens: {"transducer": float(t), "ctc": float(c), "ilm": float(i)}
             for tokens, t, c, i in zip(sequences, scores.transducer, scores.ctc, scores.ilm, strict=True)
@@ -480,7 +431,7 @@ class JointWordSearch:
         """Word sequences to score, each with its n-gram score and bonus."""
         n_best = max(n_best, _N_CANDIDATES)
         found = self.words.finish(state.words, n_best)
-        phonemes = self.token_search.beam.finish(state.tokens.beam)
+        phonemes = self.token_search.beam_hypotheses(state.tokens)
         for hypothesis in phonemes[:_N_PHONEME_HYPOTHESES]:
             if hypothesis.tokens:
                 frames = synthetic_frames(hypothesis.tokens, len(self.words.classes))
@@ -502,17 +453,23 @@ class JointWordSearch:
     def _combine(self, candidate: Hypothesis) -> Hypothesis:
         settings, weights, scores = self.settings, self.head_weights, candidate.scores
         transducer = scores["transducer"] - settings.ilm_weight * scores["ilm"]
-        acoustic = weights.total(transducer, scores["ctc"]) * settings.acoustic_scale
-        acoustic /= weights.transducer + weights.ctc
+        acoustic = weights.total(transducer, scores["ctc"]) / (weights.transducer + weights.ctc)
         acoustic += settings.silence_bonus * candidate.tokens.count(self.words.boundary)
         bonus = scores["bonus"] + (settings.word_bonus - self.words.settings.word_bonus) * len(candidate.words)
         total = acoustic + settings.lm_weight * scores["lm"] + bonus
         return replace(candidate, scores={**scores, "acoustic": acoustic, "bonus": bonus}, total=total)
 
 
-def word_search(words: "WordSearch", lexicon: Lexicon, head: Any, name: Head) -> JointWordSearch:
-    """Create the word search with the transducer (`transducer`) or both heads (`both`, weights of the settings)."""
-    return JointWordSearch(words, lexicon, head, None if name == "both" else HeadWeights(ctc=0.0))
+def joint_search(
+    head: TransducerHead, name: Head, words: "WordSearch | None" = None, width: int = TRANSDUCER_BEAM
+) -> JointSearch | JointWordSearch:
+    """Create the search with the transducer (`transducer`) or both heads (`both`), for tokens or for words.
+
+    The weights of both heads are those of the settings for words, and the defaults of `HeadWeights` for tokens.
+    """
+    if words is None:
+        return JointSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
+    return JointWordSearch(words, head, None if name == "both" else HeadWeights(ctc=0.0))
 
 
 def synthetic_frames(tokens: Sequence[int], n_classes: int) -> np.ndarray:

@@ -14,20 +14,16 @@ An extension that equals a prefix of the beam is added to that prefix and not of
 `log_add` handles −inf, so impossible classes need no special case.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
+from arcuate.decoding.class_order import check_log_probs
 from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add, power_of_two
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.log_probs import check_log_probs
-from arcuate.errors import UserError
 from arcuate.language.jit import njit
-from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.query import NGramArrays, advance
 
 _BLOCK = 64  # frames per compiled call
 
@@ -35,62 +31,14 @@ _PREFIX = np.dtype(
     [
         ("log_blank", np.float64),  # all alignments that end in blank
         ("log_token", np.float64),  # all alignments that end in the last token
-        ("lm", np.float64),  # n-gram score, unweighted
-        ("prior", np.float64),  # weighted n-gram score plus token bonuses
         ("sequence_hash", np.uint64),  # of all tokens
         ("parent_hash", np.uint64),  # of all tokens but the last
-        ("lm_state", np.int64),
         ("backpointer", np.int64),  # row of the last token, -1 for the empty prefix
         ("last_token", np.int32),  # -1 for the empty prefix
-        ("n_tokens", np.int32),
     ],
     align=True,
 )
 _BACKPOINTER = np.dtype([("previous", np.int32), ("token", np.int32)])
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLM:
-    """An n-gram over tokens, and the n-gram word id of every class."""
-
-    arrays: NGramArrays
-    words: np.ndarray  # (V,) int64; empty: no model
-    start: int = 0
-    eos: int = 0
-
-    def end_scores(self, states: np.ndarray) -> np.ndarray:
-        """Log-probability of the sentence end after each state."""
-        if not len(self.words):
-            return np.zeros(len(states))
-        return np.array([advance(self.arrays, state, self.eos)[0] for state in states])
-
-
-def token_lm(model: LanguageModel, classes: Sequence[str] = CLASSES, blank: int = BLANK) -> TokenLM:
-    """Use an n-gram whose words are class names; every class except blank must be in its vocabulary."""
-    words = np.array([model.ids.get(name, -1) for name in classes], np.int64)
-    missing = [name for i, name in enumerate(classes) if words[i] < 0 and i != blank]
-    if missing:
-        raise UserError(f"the phoneme n-gram lacks {', '.join(missing)}; build it from lines of phoneme names")
-    return TokenLM(model.arrays, words, model.start, model.eos)
-
-
-def _read_only(values: Sequence[float], dtype: type) -> np.ndarray:
-    array: np.ndarray = np.array(values, dtype)
-    array.flags.writeable = False  # like the arrays of a mapped file, so that both use the same compiled version
-    return array
-
-
-_NO_LM = TokenLM(
-    NGramArrays(
-        words=_read_only([-1], np.int32),
-        log_probs=_read_only([0.0], np.float32),
-        backoffs=_read_only([0.0], np.float32),
-        firsts=_read_only([1, 1], np.int32),
-        suffixes=_read_only([0], np.int32),
-        nexts=_read_only([], np.int32),
-    ),
-    np.empty(0, np.int64),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +52,11 @@ class PrefixState:
 
 @dataclass(frozen=True, eq=False)
 class PrefixBeamSearch:
-    """Prefix beam search over tokens, optionally with an n-gram over tokens. Holds no state of a trial."""
+    """Prefix beam search over tokens. Holds no state of a trial."""
 
     beam: int = 20
     classes: tuple[str, ...] = CLASSES
     blank: int = BLANK
-    model: TokenLM = _NO_LM
-    lm_weight: float = 0.0
-    token_bonus: float = 0.0
 
     def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
         """Decode a complete trial (F, V)."""
@@ -124,7 +69,6 @@ class PrefixBeamSearch:
     def start(self) -> PrefixState:
         beam = np.zeros(1, _PREFIX)
         beam["log_token"], beam["last_token"], beam["backpointer"] = -np.inf, -1, -1
-        beam["lm_state"] = self.model.start
         return PrefixState(beam, Backpointers.empty(_BACKPOINTER, self.beam * _BLOCK))
 
     def step(self, state: PrefixState, log_probs: np.ndarray) -> PrefixState:
@@ -136,8 +80,7 @@ class PrefixBeamSearch:
 
     def _step(self, state: PrefixState, frames: np.ndarray) -> PrefixState:
         backpointers = state.backpointers.reserve(self.beam * len(frames))
-        prior = _Prior(self.model.arrays, self.model.words, self.lm_weight, self.token_bonus)
-        beam, n = _run_frames(frames, state.beam, backpointers.rows, backpointers.n, prior, self.blank, self.beam)
+        beam, n = _run_frames(frames, state.beam, backpointers.rows, backpointers.n, self.blank, self.beam)
         return PrefixState(beam, backpointers.appended(n), state.n_frames + len(frames))
 
     def partial(self, state: PrefixState) -> tuple[int, ...]:
@@ -145,32 +88,13 @@ class PrefixBeamSearch:
         return tuple(_trace_tokens(state.backpointers.rows, state.beam["backpointer"][0]).tolist())
 
     def finish(self, state: PrefixState, n_best: int = 1) -> list[Hypothesis]:
-        """N-best list of token sequences with scores by source."""
-        beam, ends = state.beam, self.model.end_scores(state.beam["lm_state"])
-        acoustic = np.logaddexp(beam["log_blank"], beam["log_token"])
-        totals = acoustic + beam["prior"] + self.lm_weight * ends
+        """N-best list of token sequences."""
+        beam, rows = state.beam, state.backpointers.rows
+        totals = np.logaddexp(beam["log_blank"], beam["log_token"])
         best = np.argsort(-totals, kind="stable")[:n_best]
-        return [
-            Hypothesis(
-                tuple(_trace_tokens(state.backpointers.rows, beam["backpointer"][i]).tolist()),
-                {
-                    "acoustic": float(acoustic[i]),
-                    "lm": float(beam["lm"][i] + ends[i]),
-                    "bonus": self.token_bonus * int(beam["n_tokens"][i]),
-                },
-                total=float(totals[i]),
-            )
-            for i in best
-        ]
-
-
-class _Prior(NamedTuple):
-    """Scores that do not depend on the frames."""
-
-    arrays: NGramArrays
-    words: np.ndarray  # (V,) int64, n-gram word id of each class; empty: no n-gram
-    lm_weight: float
-    token_bonus: float
+        tokens = [tuple(_trace_tokens(rows, beam["backpointer"][i]).tolist()) for i in best]
+        scores = totals[best].tolist()
+        return [Hypothesis(t, {"acoustic": s}, total=s) for t, s in zip(tokens, scores, strict=True)]
 
 
 class _Scratch(NamedTuple):
@@ -191,7 +115,6 @@ def _run_frames(
     beam: np.ndarray,  # (n,) _PREFIX
     backpointers: np.ndarray,  # (capacity,) _BACKPOINTER, appended to
     n_rows: int,
-    prior: _Prior,
     blank: int,
     width: int,
 ) -> tuple[np.ndarray, int]:
@@ -207,8 +130,8 @@ def _run_frames(
     )
     for t in range(frames.shape[0]):
         _stay(beam, frames[t], blank, t, scratch)
-        n_selected = _select(beam, frames[t], blank, t, prior, width, scratch)
-        beam, n_rows = _collect_beam(beam, frames[t], n_selected, backpointers, n_rows, prior, scratch)
+        n_selected = _select(beam, frames[t], blank, t, width, scratch)
+        beam, n_rows = _collect_beam(beam, frames[t], n_selected, backpointers, n_rows, scratch)
     return beam, n_rows
 
 
@@ -239,28 +162,19 @@ def _extended(beam: np.ndarray, i: int, token: int, log_probs: np.ndarray, total
 
 
 @njit(cache=True)
-def _select(
-    beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, prior: _Prior, width: int, scratch: _Scratch
-) -> int:
-    """Put the best candidates of this frame into the heap; return their number.
-
-    The n-gram is queried only for candidates whose score without it enters the heap: n-gram scores are never positive,
-    so the others could not enter either.
-    """
+def _select(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, width: int, scratch: _Scratch) -> int:
+    """Put the best candidates of this frame into the heap; return their number."""
     n, n_classes = 0, log_probs.shape[0]
     for i in range(beam.shape[0]):
-        total = log_add(scratch.log_blank[i], scratch.log_token[i]) + beam[i].prior
+        total = log_add(scratch.log_blank[i], scratch.log_token[i])
         n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1))
-    bonus = prior.token_bonus
     for i in range(beam.shape[0]):
         for token in range(n_classes):
             if token == blank or scratch.merged_at[i, token] == t:
                 continue
-            total = _extended(beam, i, token, log_probs, scratch.totals) + beam[i].prior + bonus
+            total = _extended(beam, i, token, log_probs, scratch.totals)
             if total == NEG_INF or (n == width and total <= scratch.heap[0]):
                 continue
-            if prior.words.shape[0]:
-                total += prior.lm_weight * advance(prior.arrays, beam[i].lm_state, prior.words[token])[0]
             n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1) + 1 + token)
     return n
 
@@ -272,7 +186,6 @@ def _collect_beam(
     n_selected: int,
     backpointers: np.ndarray,
     n_rows: int,
-    prior: _Prior,
     scratch: _Scratch,
 ) -> tuple[np.ndarray, int]:
     """Build the next beam, best first, from the selected candidates."""
@@ -287,24 +200,17 @@ def _collect_beam(
             continue
         backpointers[n_rows].previous, backpointers[n_rows].token = beam[i].backpointer, token
         log_token = _extended(beam, i, token, log_probs, scratch.totals)
-        _append_token(new[rank], token, log_token, n_rows, prior)
+        _append_token(new[rank], token, log_token, n_rows)
         n_rows += 1
     return new, n_rows
 
 
 @njit(cache=True)
-def _append_token(prefix: Row, token: int, log_token: float, backpointer: int, prior: _Prior) -> None:
+def _append_token(prefix: Row, token: int, log_token: float, backpointer: int) -> None:
     prefix.log_blank, prefix.log_token = NEG_INF, log_token
     prefix.parent_hash = prefix.sequence_hash
     prefix.sequence_hash = hash_append(prefix.sequence_hash, np.uint64(token + 1))
     prefix.backpointer, prefix.last_token = backpointer, token
-    prefix.n_tokens += 1
-    prefix.prior += prior.token_bonus
-    if prior.words.shape[0]:
-        lm, after = advance(prior.arrays, prefix.lm_state, prior.words[token])
-        prefix.lm += lm
-        prefix.prior += prior.lm_weight * lm
-        prefix.lm_state = after
 
 
 @njit(cache=True)

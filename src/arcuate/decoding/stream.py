@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from arcuate.data.statistics import RunningStatistics, Statistics, signed_log
+from arcuate.decoding.class_order import ClassOrder, check_log_probs, word_order
 from arcuate.decoding.hypothesis import GreedyTokens, Hypothesis
-from arcuate.decoding.log_probs import WordColumns, check_log_probs, reorder_for_words
 from arcuate.errors import UserError
-from arcuate.models.layout import Layout, ModelDelay
+from arcuate.models.layout import Frames, Layout, ModelDelay
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,6 @@ class Partial:
     @property
     def text(self) -> str:
         return " ".join(self.words)
-
-
-@dataclass(frozen=True, eq=False)
-class NewFrames:
-    """Frames completed by new bins: CTC log-probabilities, and the inputs of a search with a transducer."""
-
-    log_probs: np.ndarray  # (f, V)
-    transducer_input: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +63,7 @@ class SentenceStream:
     ) -> None:
         self.layout = layout
         self._words = search  # WordSearch, or None: phonemes are decoded
-        self._joint = joint  # JointWordSearch or JointTokenSearch, if the transducer is used
+        self._joint = joint  # JointWordSearch or JointSearch, if the transducer is used
         self._searcher = joint or search
         self._lock = lock  # a search has one set of work buffers
         self._past = _initial_statistics(None, layout.n_channels)
@@ -86,26 +78,24 @@ class SentenceStream:
         """State of the model before the first bin of a sentence."""
         raise NotImplementedError
 
-    def _step_model(self, chunk: np.ndarray) -> tuple[NewFrames, Any]:
+    def _step_model(self, chunk: np.ndarray) -> tuple[Frames, Any]:
         """Frames completed by the next bins (t, C), and the state of the model after them."""
         raise NotImplementedError
 
-    def _finish_model(self) -> NewFrames:
+    def _finish_model(self) -> Frames:
         """Frames held back until the end of the sentence."""
         raise NotImplementedError
 
-    def _search_frames(self, state: Any, frames: NewFrames) -> Any:
+    def _search_frames(self, state: Any, frames: Frames) -> Any:
         """State of the search after new frames."""
         if self._joint is None:
             return self._searcher.step(state, self._columns(frames.log_probs))
-        from arcuate.decoding.joint import HeadOutputs  # its Numba kernels take half a second to load
-
-        return self._joint.step(state, HeadOutputs(frames.log_probs, frames.transducer_input))
+        return self._joint.step(state, frames)
 
     @cached_property
-    def _columns(self) -> WordColumns:
+    def _columns(self) -> ClassOrder:
         """Mapping from the classes of the model to those of the word search."""
-        return reorder_for_words(self.layout.classes, self._words.settings)
+        return word_order(self.layout.classes)
 
     @property
     def decodes_words(self) -> bool:
@@ -136,12 +126,6 @@ class SentenceStream:
     def delay(self) -> ModelDelay:
         """Algorithmic delay of the model: smoothing, patches and encoder."""
         return self.layout.delay
-
-    @property
-    def n_narrowed(self) -> int:
-        """Frames of the sentence in which the word search reached its bound on candidates and was narrowed."""
-        state = self._now.search
-        return int(getattr(getattr(state, "words", state), "n_narrowed", 0))
 
     @property
     def n_frames(self) -> int:
@@ -192,7 +176,7 @@ class SentenceStream:
         if self._joint is not None:
             head = self.engine.head
             raise UserError(f"--head {head} needs bins, but log-probabilities were given; use --head ctc")
-        self._advance(NewFrames(check_log_probs(log_probs, self.layout.classes)), self._now.model, None)
+        self._advance(Frames(check_log_probs(log_probs, self.layout.classes)), self._now.model, None)
         return self.partial()
 
     def precompute(self) -> None:
@@ -297,7 +281,7 @@ class SentenceStream:
             return self.nbest(n)
         from arcuate.decoding.confidence import n_hypotheses  # imports the word search
 
-        return self._with_confidence(self.nbest(n_hypotheses(self._searcher, n, model)))
+        return self._with_confidence(self.nbest(n_hypotheses(self._searcher, n)))
 
     def _with_confidence(self, hypotheses: list[Hypothesis], scale: float = 1.0) -> list[Hypothesis]:
         from arcuate.decoding.confidence import SessionWords, with_confidence
@@ -314,7 +298,7 @@ class SentenceStream:
         model = self._start_model(statistics)
         self._now = SentenceState(model, self._searcher.start() if self._searcher else None, self._no_frames)
 
-    def _advance(self, new: NewFrames, state: Any, chunk: np.ndarray | None) -> None:
+    def _advance(self, new: Frames, state: Any, chunk: np.ndarray | None) -> None:
         """Run the search over new frames and replace the sentence state."""
         now, frames, search = self._now, new.log_probs, self._now.search
         if len(frames) and self._searcher is not None:

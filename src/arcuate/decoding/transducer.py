@@ -1,184 +1,237 @@
-"""Transducer (RNN-T) decoding: greedy search and beam search (Graves 2012).
+"""Transducer heads in searches: their interface, and exact scores of token sequences under both heads.
 
-At each frame a hypothesis emits up to `max_symbols` tokens and then takes the blank to the next frame; the prediction
-network advances on tokens only. Unlike Graves' algorithm the beam is synchronous in frames: hypotheses are expanded
-level by level (0, 1, … tokens at this frame), and alignments of the same token sequence are summed. With a wide enough
-beam the scores are exact sums over all alignments with at most `max_symbols` tokens per frame. All searches have
-`start / step / finish` with immutable states; decoding a complete trial is one `step`.
+Hypotheses of one trial share most of their tokens, so all sequences are scored in one pass over a tree of their
+prefixes: the forward variables of a prefix are computed once, and the joiner once per frame and distinct prediction.
+The scores are those of the RNN-T loss (Graves 2012) and the CTC loss (Graves et al. 2006). Time is linear in frames
+times prefixes; memory does not grow with the number of frames.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from arcuate.data.alphabet import BLANK
-from arcuate.decoding.heads import MAX_SYMBOLS
+from arcuate.decoding.compiled import NEG_INF, log_add
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.models.transducer import Transducer
+from arcuate.language.jit import njit
+from arcuate.models.layout import Frames
+
+TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search
+MAX_SYMBOLS = 4  # tokens per frame
+_JOINED = 1 << 21  # activations of the joiner computed at a time
+_Head = TypeVar("_Head")
 
 
 @dataclass(frozen=True)
-class GreedyState:
-    """Tokens so far and the state of the prediction network."""
+class HeadWeights:
+    """Weights of the two heads in a joint score."""
 
-    tokens: tuple[int, ...]
-    score: float  # log-probability of the greedy alignment
-    predicted: Tensor  # (1, W)
-    predictor: Tensor  # state of the prediction network, one row per hypothesis
+    ctc: float = 0.3
+    transducer: float = 1.0
 
-
-@dataclass(frozen=True)
-class TransducerGreedySearch:
-    """At each frame, emit the best class until it is the blank."""
-
-    head: Transducer
-    max_symbols: int = MAX_SYMBOLS
-
-    @torch.inference_mode()
-    def search(self, frames: Tensor) -> list[Hypothesis]:
-        """Decode the encoder frames (F, D) of a complete trial."""
-        return self.finish(self.step(self.start(), frames))
-
-    def start(self) -> GreedyState:
-        predicted, predictor = self.head.start(1)
-        return GreedyState((), 0.0, predicted, predictor)
-
-    def step(self, state: GreedyState, frames: Tensor) -> GreedyState:
-        """Advance the state over further encoder frames (f, D)."""
-        tokens, score = list(state.tokens), state.score
-        predicted, predictor = state.predicted, state.predictor
-        for frame in self.head.encoder_proj(frames):
-            for emitted in range(self.max_symbols + 1):
-                log_probs = self.head.log_probs(frame, predicted)[0]
-                best = int(log_probs.argmax()) if emitted < self.max_symbols else BLANK
-                score += float(log_probs[best])
-                if best == BLANK:
-                    break
-                tokens.append(best)
-                predicted, predictor = self.head.step(predictor, log_probs.new_tensor([best]).long())
-        return GreedyState(tuple(tokens), score, predicted, predictor)
-
-    def finish(self, state: GreedyState) -> list[Hypothesis]:
-        return [Hypothesis(state.tokens, {"transducer": state.score})]
+    def total(self, transducer: float, ctc: float) -> float:
+        """Weighted sum; a head with weight 0 is left out, because 0 · −inf would be NaN."""
+        return (self.transducer * transducer if self.transducer else 0.0) + (self.ctc * ctc if self.ctc else 0.0)
 
 
-@dataclass(frozen=True)
-class BeamState:
-    """Hypotheses of the beam, with their scores and states of the prediction network."""
+class TransducerHead(Protocol):
+    """Prediction network and joiner, arrays in and out; the first input of the prediction network is the blank.
 
-    tokens: list[tuple[int, ...]]
-    scores: Tensor  # (n,) log of the summed probability
-    predicted: Tensor  # (n, W)
-    predictor: Tensor  # state of the prediction network, one row per hypothesis
-
-
-@dataclass(frozen=True)
-class TransducerBeamSearch:
-    """Beam search with at most `width` hypotheses after each frame and after each token within a frame."""
-
-    head: Transducer
-    width: int = 8
-    max_symbols: int = MAX_SYMBOLS
-
-    @torch.inference_mode()
-    def search(self, frames: Tensor) -> list[Hypothesis]:
-        """Decode the encoder frames (F, D) of a complete trial into an n-best list."""
-        return self.finish(self.step(self.start(), frames))
-
-    def start(self) -> BeamState:
-        predicted, predictor = self.head.start(1)
-        return BeamState([()], predicted.new_zeros(1), predicted, predictor)
-
-    def step(self, state: BeamState, frames: Tensor) -> BeamState:
-        """Advance the state over further encoder frames (f, D)."""
-        for frame in self.head.encoder_proj(frames):
-            state = self._step_frame(state, frame)
-        return state
-
-    def finish(self, state: BeamState) -> list[Hypothesis]:
-        """N-best list of all hypotheses in the beam."""
-        order = state.scores.argsort(descending=True, stable=True).tolist()
-        scores = state.scores.tolist()
-        return [Hypothesis(state.tokens[i], {"transducer": scores[i]}) for i in order]
-
-    def _step_frame(self, active: BeamState, frame: Tensor) -> BeamState:
-        """Process one frame: after 0, 1, … tokens a hypothesis may take the blank and wait for the next frame."""
-        waiting: list[BeamState] = []
-        for emitted in range(self.max_symbols + 1):
-            log_probs = active.scores[:, None] + self.head.log_probs(frame, active.predicted)  # (n, V)
-            waiting.append(BeamState(active.tokens, log_probs[:, BLANK], active.predicted, active.predictor))
-            if emitted == self.max_symbols or self._can_stop(waiting, log_probs):
-                break
-            active = self._extend(active, log_probs)
-        return self._merge_levels(waiting)
-
-    def _can_stop(self, waiting: list[BeamState], log_probs: Tensor) -> bool:
-        """Whether `width` waiting hypotheses already score higher than any longer one can."""
-        scores = torch.cat([level.scores for level in waiting])
-        if len(scores) < self.width:
-            return False
-        return bool(log_probs[:, BLANK + 1 :].max() < scores.topk(self.width).values[-1])
-
-    def _extend(self, active: BeamState, log_probs: Tensor) -> BeamState:
-        """The best extensions by one token."""
-        log_probs = log_probs.clone()
-        log_probs[:, BLANK] = -torch.inf
-        n_best = min(self.width, log_probs.numel() - len(log_probs))
-        scores, chosen = log_probs.flatten().topk(n_best)
-        rows, classes = chosen // log_probs.shape[1], chosen % log_probs.shape[1]
-        tokens = [(*active.tokens[row], token) for row, token in zip(rows.tolist(), classes.tolist(), strict=True)]
-        predicted, predictor = self.head.step(active.predictor[rows], classes)
-        return BeamState(tokens, scores, predicted, predictor)
-
-    def _merge_levels(self, waiting: list[BeamState]) -> BeamState:
-        """Sum the alignments of equal token sequences and keep the best `width` sequences."""
-        totals, sources = sum_alignments(waiting)
-        kept = sorted(totals, key=lambda t: totals[t], reverse=True)[: self.width]
-        return collect_hypotheses(waiting, totals, {t: sources[t] for t in kept})
-
-
-def sum_alignments(
-    levels: Sequence[BeamState],
-) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], tuple[int, int]]]:
-    """Score of every token sequence over all its alignments, and the (level, row) of the best one.
-
-    Equal tokens give equal predictor states, so any alignment could provide the state.
+    `models/transducer.py` computes them with torch, `exported/transducer.py` with an exported model. The state of the
+    prediction network has one row per hypothesis.
     """
-    alignments: dict[tuple[int, ...], list[tuple[float, int, int]]] = {}
-    for index, level in enumerate(levels):
-        for row, (tokens, score) in enumerate(zip(level.tokens, level.scores.tolist(), strict=True)):
-            alignments.setdefault(tokens, []).append((score, index, row))
-    totals = {t: float(np.logaddexp.reduce([s for s, _, _ in found])) for t, found in alignments.items()}
-    return totals, {t: max(found)[1:] for t, found in alignments.items()}
+
+    @property
+    def n_classes(self) -> int: ...
+
+    @property
+    def context(self) -> int | None:
+        """Context of the prediction network in tokens; None: all tokens so far."""
+        ...
+
+    def project(self, frames: np.ndarray) -> np.ndarray:
+        """Project encoder frames for the joiner. (f, D) -> (f, W)"""
+        ...
+
+    def silent_frame(self) -> np.ndarray:
+        """The projection of an encoder frame of zeros. (W,)"""
+        ...
+
+    def start(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Projected predictions (n, W) before the first token, and the state after them."""
+        ...
+
+    def step(self, state: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Projected predictions after one more token per row, and the state after them. (n,) -> (n, W)"""
+        ...
+
+    def join(self, frames: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of every projected frame (f, W) with every prediction (R, W), and their log-sums. (f, R, V), (f, R)"""
+        ...
 
 
-def collect_hypotheses(
-    levels: Sequence[BeamState],
-    totals: Mapping[tuple[int, ...], float],
-    sources: Mapping[tuple[int, ...], tuple[int, int]],
-) -> BeamState:
-    """Collect the hypotheses of `sources`, token sequence to (level, row), in order of level and row."""
-    order = sorted(sources, key=lambda t: sources[t])
-    parts = []
-    for index, level in enumerate(levels):
-        picked = [sources[t][1] for t in order if sources[t][0] == index]
-        if picked:
-            rows = torch.tensor(picked, device=level.scores.device)
-            parts.append((level.predicted[rows], level.predictor[rows]))
-    return BeamState(
-        order,
-        levels[0].scores.new_tensor([totals[t] for t in order]),
-        torch.cat([predicted for predicted, _ in parts]),
-        torch.cat([state for _, state in parts]),
-    )
-
-
-def require_transducer(head: Transducer | None, where: str) -> Transducer:
+def require_transducer(head: _Head | None, where: str) -> _Head:
     """Return the head, or raise UserError if the model has none."""
     if head is None:
         raise UserError(f"{where} has no transducer; use --head ctc, or train with transducer.enabled=true")
     return head
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """Log-probabilities of n token sequences, in nats."""
+
+    transducer: np.ndarray  # (n,)
+    ctc: np.ndarray  # (n,)
+    ilm: np.ndarray  # (n,) internal language model of the transducer
+
+
+@dataclass(frozen=True, eq=False)
+class _PrefixTree:
+    """All prefixes of some token sequences; node 0 is the empty one, and parents precede their children."""
+
+    parents: np.ndarray  # (M,) int64
+    tokens: np.ndarray  # (M,) int64, last token of each prefix
+    ends: np.ndarray  # (n,) int64, node of each sequence
+
+
+def _build_tree(sequences: Iterable[Sequence[int]]) -> _PrefixTree:
+    children: dict[tuple[int, int], int] = {}
+    parents, tokens, ends = [0], [BLANK], []
+    for sequence in sequences:
+        node = 0
+        for token in sequence:
+            child = children.setdefault((node, int(token)), len(parents))
+            if child == len(parents):
+                parents.append(node)
+                tokens.append(int(token))
+            node = child
+        ends.append(node)
+    return _PrefixTree(np.array(parents, np.int64), np.array(tokens, np.int64), np.array(ends, np.int64))
+
+
+def score_sequences(head: TransducerHead, frames: Frames, sequences: Sequence[Sequence[int]]) -> HeadScores:
+    """Log-probability of every token sequence under each head, summed over all alignments."""
+    tree = _build_tree(sequences)
+    predicted, node_rows = _predict_prefixes(head, tree.parents, tree.tokens)  # (R, W)
+    ctc = np.ascontiguousarray(frames.log_probs, np.float64)
+    arrived = np.full(len(tree.parents), NEG_INF)
+    on_token, on_blank = arrived.copy(), arrived.copy()
+    arrived[0] = on_blank[0] = 0.0
+    projected = head.project(frames.for_transducer)
+    n_joined = max(1, _JOINED // max(1, predicted.size))
+    for first in range(0, len(projected), n_joined):
+        part = slice(first, first + n_joined)
+        logits, norms = head.join(projected[part], predicted)  # (f, R, V), (f, R)
+        lattices = arrived, on_token, on_blank
+        _run_lattices(logits, norms, ctc[part], tree.parents, tree.tokens, node_rows, *lattices)
+    ctc_scores = np.logaddexp(on_token, on_blank)
+    ilm = _sum_over_prefixes(_internal_scores(head, predicted), tree.parents, tree.tokens, node_rows)
+    return HeadScores(arrived[tree.ends], ctc_scores[tree.ends], ilm[tree.ends])
+
+
+def rescore(
+    head: TransducerHead,
+    frames: Frames,
+    token_sequences: Iterable[Sequence[int]],
+    weights: HeadWeights = HeadWeights(),
+) -> list[Hypothesis]:
+    """Score token sequences exactly with both heads; best first."""
+    candidates = list(dict.fromkeys(tuple(int(t) for t in sequence) for sequence in token_sequences))
+    if not candidates:
+        raise UserError("no hypothesis to rescore; pass the n-best list of at least one search")
+    scores = score_sequences(head, frames, candidates)
+    transducer, ctc = scores.transducer.tolist(), scores.ctc.tolist()
+    totals = [weights.total(t, c) for t, c in zip(transducer, ctc, strict=True)]
+    order = sorted(range(len(candidates)), key=lambda i: -totals[i])
+    return [Hypothesis(candidates[i], {"transducer": transducer[i], "ctc": ctc[i]}, total=totals[i]) for i in order]
+
+
+def _predict_prefixes(head: TransducerHead, parents: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Projected predictions after every prefix of a prefix tree, and the row of each prefix. (M,) -> (R, W), (M,)
+
+    Node 0 is the empty prefix; `parents` precede their children, and `tokens` are the last tokens. Prefixes that the
+    prediction network does not distinguish share a row.
+    """
+    if head.context is None:
+        return _predict_all(head, parents, tokens), np.arange(len(parents))
+    recent = np.full((len(parents), head.context), BLANK, np.int64)  # last tokens of each prefix
+    ancestors = np.arange(len(parents))
+    for back in range(head.context - 1, -1, -1):
+        recent[:, back] = np.where(ancestors > 0, tokens[ancestors], BLANK)
+        ancestors = parents[ancestors]
+    distinct, rows = np.unique(recent, axis=0, return_inverse=True)
+    before = np.concatenate([distinct[:, :1], distinct[:, :-1]], axis=1)  # the first column is dropped by the step
+    return head.step(before, distinct[:, -1])[0], rows.reshape(-1)
+
+
+def _predict_all(head: TransducerHead, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    depth = np.zeros_like(parents)
+    for node in range(1, len(parents)):
+        depth[node] = depth[parents[node]] + 1
+    predicted, state = head.start(1)
+    outputs = np.zeros((len(parents), predicted.shape[1]), predicted.dtype)
+    outputs[0], nodes = predicted[0], np.zeros(1, np.int64)
+    for length in range(1, int(depth.max()) + 1):  # one batch of prefixes of equal length at a time
+        longer = np.flatnonzero(depth == length)
+        above = np.searchsorted(nodes, parents[longer])
+        predicted, state = head.step(state[above], tokens[longer])
+        outputs[longer], nodes = predicted, longer
+    return outputs
+
+
+def _internal_scores(head: TransducerHead, predicted: np.ndarray) -> np.ndarray:
+    """Log-probability of each token after each prediction, without acoustic input. (R, V)
+
+    Internal language model estimation: the encoder output is set to zero (Variani et al. 2020, Meng et al. 2021), and
+    the blank is excluded, because it carries no information about the next token.
+    """
+    logits = head.join(head.silent_frame()[None], predicted)[0][0].astype(np.float64)
+    logits[:, BLANK] = NEG_INF
+    highest = logits.max(axis=1, keepdims=True)
+    return logits - (highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True)))
+
+
+@njit(cache=True)
+def _run_lattices(
+    logits: np.ndarray,  # (F, R, V) joiner logits
+    norms: np.ndarray,  # (F, R) log-sum-exp of the logits
+    ctc: np.ndarray,  # (F, V) log-probabilities
+    parents: np.ndarray,
+    tokens: np.ndarray,
+    rows: np.ndarray,  # (M,) prediction of each prefix
+    arrived: np.ndarray,  # (M,) transducer: prefix emitted before this frame; updated
+    on_token: np.ndarray,  # (M,) CTC: prefix emitted, last frame was its last token; updated
+    on_blank: np.ndarray,  # (M,) CTC: prefix emitted, last frame was a blank; updated
+) -> None:
+    """Forward recursions over some frames and all prefixes at once."""
+    n = parents.shape[0]
+    emitted = np.empty(n)
+    for t in range(logits.shape[0]):
+        emitted[0] = arrived[0]
+        for i in range(1, n):  # a frame may emit several tokens: parents first
+            parent = rows[parents[i]]
+            label = np.float64(logits[t, parent, tokens[i]]) - norms[t, parent]
+            emitted[i] = log_add(arrived[i], emitted[parents[i]] + label)
+        for i in range(n):
+            arrived[i] = emitted[i] + np.float64(logits[t, rows[i], BLANK]) - norms[t, rows[i]]
+        for i in range(n - 1, 0, -1):  # children first: parents still hold the values of the frame before
+            parent = parents[i]
+            before = log_add(on_token[i], on_blank[parent])
+            if tokens[parent] != tokens[i]:  # equal tokens need a blank between them
+                before = log_add(before, on_token[parent])
+            on_blank[i] = log_add(on_blank[i], on_token[i]) + ctc[t, BLANK]
+            on_token[i] = before + ctc[t, tokens[i]]
+        on_blank[0] += ctc[t, BLANK]
+
+
+@njit(cache=True)
+def _sum_over_prefixes(scores: np.ndarray, parents: np.ndarray, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Sum of token scores (R, V) along every prefix. (M,)"""
+    total = np.zeros(parents.shape[0])
+    for i in range(1, parents.shape[0]):
+        total[i] = total[parents[i]] + scores[rows[parents[i]], tokens[i]]
+    return total

@@ -19,6 +19,7 @@ from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.trials import TokenSearch, TrialResult
 from arcuate.evaluation.unlabelled import ErrorEstimate, ErrorReference, estimate_error, measure_trial
 from arcuate.files import fields_to_dict
+from arcuate.models.layout import Frames
 from arcuate.progress import Progress, peak_memory_bytes
 
 
@@ -84,7 +85,7 @@ def adapt_trial(
     search = search or TokenSearch()
     bins = normalised_bins(adapter, store, trial)
     log_probs = compute_log_probs(adapter.adapted_model(state), bins)
-    tokens = search(log_probs)
+    tokens = search(Frames(log_probs))
     unadapted = compute_log_probs(adapter.unadapted_model(state), bins)
     started, before = time.process_time(), state
     label = tokens if labeller is None else tuple(labeller(log_probs))
@@ -101,7 +102,7 @@ def adapt_trial(
     )
     adapted = AdaptedTrial(
         result,
-        unadapted=score(reference, search(unadapted)) if reference is not None else None,
+        unadapted=score(reference, search(Frames(unadapted))) if reference is not None else None,
         confidence=confidence(log_probs),
         updated=state.n_steps > before.n_steps,
         fallback=fallback,

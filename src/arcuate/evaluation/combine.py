@@ -8,8 +8,8 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES, error_rate_name, token_names
+from arcuate.decoding.frame_files import FrameLogProbs, read_frames, write_frames
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.log_probs import FrameLogProbs, read_log_probs, write_log_probs
 from arcuate.errors import UserError
 from arcuate.evaluation.candidates import (
     CandidateList,
@@ -333,18 +333,18 @@ def combine_frames(
     if len(sources) < 2:
         raise UserError("averaging needs at least two runs or .npz files of frame scores")
     paths = [_find_scores(path, split, label) if path.is_dir() else path for path in sources]
-    models = [replace(read_frames(path), name=str(path)) for path in paths]
+    models = [replace(_read_named_frames(path), name=str(path)) for path in paths]
     pooled = average(models, mean)
     labels = _read_labels(sources[0], split, label)
     phonemes = _compare_phonemes(models, pooled, labels) if labels else None
     if out is not None:
-        write_log_probs(out, replace(models[0], trials=tuple(pooled)))
+        write_frames(out, replace(models[0], trials=tuple(pooled)))
     return FrameCombination(mean, len(models), len(pooled), phonemes, out, models[0].classes)
 
 
-def read_frames(path: Path) -> FrameLogProbs:
+def _read_named_frames(path: Path) -> FrameLogProbs:
     """Read frame log-probabilities that name their trials."""
-    scores = read_log_probs(path)
+    scores = read_frames(path)
     if scores.ids is None:
         raise UserError(f"{path} does not name its trials; write it with: arcuate evaluate --scores")
     for trial, frames in zip(scores.ids, scores.trials, strict=True):

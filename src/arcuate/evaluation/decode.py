@@ -10,9 +10,9 @@ import numpy as np
 from arcuate.data.alphabet import boundary_index
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
+from arcuate.decoding.class_order import check_log_probs, word_order
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
-from arcuate.decoding.log_probs import check_log_probs, reorder_for_words
-from arcuate.decoding.logits import read_logits
+from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
@@ -43,13 +43,13 @@ from arcuate.files import (
 from arcuate.hub import local_path
 from arcuate.language.lexicon import Lexicon, open_lexicon
 from arcuate.language.ngram.open import open_model
-from arcuate.models.layout import Head, check_head
+from arcuate.models.layout import Frames, Head, check_head
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 
 if TYPE_CHECKING:
     from arcuate.data.store import TrialInfo
-    from arcuate.decoding.joint import HeadOutputs, JointWordSearch
+    from arcuate.decoding.joint import JointWordSearch
 
 _MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
 
@@ -198,7 +198,7 @@ class DecodingTask:
     references: list[Reference]
     description: SearchDescription
     tuned: dict[str, Any]  # record of `arcuate tune` in the settings file
-    joint: "tuple[JointWordSearch, tuple[HeadOutputs, ...]] | None" = None  # with head="both"
+    joint: "tuple[JointWordSearch, tuple[Frames, ...]] | None" = None  # with head="both"
     checkpoint: Path | None = None  # folder of the weights, if the trials are those of a run
 
 
@@ -323,12 +323,10 @@ def open_task(
     exported = open_export(path) if is_export(path) else None
     if exported is not None:
         settings = models.settings(exported)[0]
-        trials = _score_export(exported, trials_from, settings, progress)
+        trials = _score_export(exported, trials_from, progress)
     else:
         is_run = path.is_dir()
-        trials = (
-            _score_run(path, trials_from, settings, progress) if is_run else _read_file(path, trials_from, settings)
-        )
+        trials = _score_run(path, trials_from, progress) if is_run else _read_file(path, trials_from)
     has_words = exported is not None and exported.has_words
     if exported is not None and not has_words:
         logger.info(f"{path} contains no lexicon or language model; decoding with --lexicon {lexicon} and --lm {lm}")
@@ -345,7 +343,7 @@ def open_task(
     search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
     if trials.boundary < 0:
         logger.info(
-            "none of the classes is a word boundary (SIL, | or similar); if there is one, set `boundary` in --config"
+            "none of the classes is a word boundary (SIL, |, > or <space>); if there is one, rename it in the file"
         )
     if search.oov_words:
         logger.info(
@@ -365,10 +363,12 @@ def open_task(
     )
     joint = None
     if trials.transducer is not None:
-        from arcuate.decoding.joint import HeadOutputs, word_search
+        from arcuate.decoding.joint import JointWordSearch, joint_search
 
-        outputs = tuple(HeadOutputs(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
-        joint = word_search(search, entries, trials.transducer, trials.head), outputs
+        outputs = tuple(Frames(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
+        found = joint_search(trials.transducer, trials.head, search)
+        assert isinstance(found, JointWordSearch)
+        joint = found, outputs
     return DecodingTask(
         search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint, trials.checkpoint
     )
@@ -383,28 +383,23 @@ def _check_applicable(path: Path, trials: TrialSource) -> None:
         raise UserError(f"{' and '.join(unused)} cannot be applied to the file {path}; remove it, or give a run folder")
 
 
-def _read_file(path: Path, trials: TrialSource, settings: DecodingConfig) -> _Trials:
+def _read_file(path: Path, trials: TrialSource) -> _Trials:
     """Read a file of frame log-probabilities or logits."""
-    found = read_logits(path, settings.boundary, settings.fold)
-    scores = found.scores
+    scores = read_frames(path)
     if trials.references is not None:
         references = read_references(Path(trials.references), len(scores.trials), scores.ids)
     else:
         ids = scores.ids or tuple(map(str, range(len(scores.trials))))
-        texts = found.texts or (None,) * len(ids)
+        texts = scores.texts or (None,) * len(ids)
         references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
-    if settings.fold:  # folded when the file was read
-        return _Trials(scores.trials, scores.classes, scores.boundary, references)
-    columns = reorder_for_words(scores.classes, settings.model_copy(update={"boundary": None}))
+    columns = word_order(scores.classes)
     log_probs = tuple(columns(frames) for frames in scores.trials)
     return _Trials(log_probs, columns.classes, boundary_index(columns.classes), references)
 
 
-def _score_export(
-    file: ExportedFile, trials: TrialSource, settings: DecodingConfig, progress: Progress | None
-) -> _Trials:
+def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split of a store with an exported model."""
     from arcuate.data.store import Store
     from arcuate.runtime import Decoder
@@ -420,7 +415,7 @@ def _score_export(
     if not chosen:
         raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
     read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
-    columns = reorder_for_words(layout.classes, settings)
+    columns = word_order(layout.classes)
     outputs, references = [], []
     for n, info in enumerate(chosen, start=1):
         decoder.reset(info.session, None if read is None else read(info, layout.log1p))
@@ -442,7 +437,7 @@ def _reference(info: "TrialInfo") -> Reference:
     return Reference(info.id, info.text, info.session, info.corpus, seconds=info.n_bins * BIN_SECONDS)
 
 
-def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progress: Progress | None) -> _Trials:
+def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
     """Compute the frame log-probabilities of a split; the texts in the store are the references."""
     from arcuate.decoding.transducer import require_transducer
     from arcuate.evaluation.evaluate import choose_head, read_source, score_split
@@ -453,7 +448,7 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
         source, trials.split, trials.data, head="ctc", beam=1, keep_frames=head != "ctc", progress=progress
     )
     results = scored.results
-    columns = reorder_for_words(scored.model.config.classes, settings)
+    columns = word_order(scored.model.config.classes)
     log_probs = [columns(r.log_probs) for r in results if r.log_probs is not None]
     classes, boundary = columns.classes, boundary_index(columns.classes)
     references = [_reference(r.trial) for r in results]
@@ -461,10 +456,10 @@ def _score_run(path: Path, trials: TrialSource, settings: DecodingConfig, progre
         references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
     if head == "ctc":
         return _Trials(tuple(log_probs), classes, boundary, references, checkpoint=scored.source.checkpoint)
-    transducer = require_transducer(scored.model.transducer, str(path)).copy_for_search()
-    if classes != scored.model.config.classes:  # the transducer's outputs cannot be reordered
+    transducer = require_transducer(scored.model.transducer, str(path)).for_search()
+    if not columns.is_identity:  # the transducer's outputs cannot be reordered
         raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
-    frames = tuple(r.frames for r in results if r.frames is not None)
+    frames = tuple(r.encoded for r in results if r.encoded is not None)
     return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames, scored.source.checkpoint)
 
 

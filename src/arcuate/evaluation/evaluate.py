@@ -15,9 +15,8 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS, SPLITS
 from arcuate.decoding.delay import model_delay
-from arcuate.decoding.heads import TRANSDUCER_BEAM
-from arcuate.decoding.log_probs import FrameLogProbs, write_log_probs
-from arcuate.decoding.transducer import require_transducer
+from arcuate.decoding.frame_files import FrameLogProbs, write_frames
+from arcuate.decoding.transducer import TRANSDUCER_BEAM, require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptationSummary, adapt_sessions, summarise_adaptation
 from arcuate.evaluation.card import refresh_card
@@ -453,7 +452,7 @@ def find_provenance(scored: ScoredSplit, split: str, label: str | None) -> Prove
 def write_frame_scores(path: Path, results: Sequence[TrialResult], classes: tuple[str, ...]) -> None:
     """Write the log-probabilities of all trials to one .npz file."""
     frames = tuple(r.log_probs for r in results if r.log_probs is not None)
-    write_log_probs(path, FrameLogProbs(classes, frames, tuple(r.trial.id for r in results), path.name))
+    write_frames(path, FrameLogProbs(classes, frames, tuple(r.trial.id for r in results), path.name))
 
 
 def select_trials(

@@ -13,8 +13,8 @@ import numpy as np
 from arcuate.data.text import normalise_text
 from arcuate.decoding.confidence import SessionWords, n_hypotheses, with_confidence
 from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
+from arcuate.decoding.frame_files import check_unique_ids
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.log_probs import check_unique_ids
 from arcuate.errors import UserError
 from arcuate.evaluation.confidence import ConfidenceMetrics, measure_confidence
 from arcuate.evaluation.metrics import (
@@ -149,7 +149,7 @@ def transcribe(
     `confidence`: settings of the search; the best hypothesis of every trial then has confidences, which follow the
     sessions as in a stream that decodes the trials in this order.
     """
-    n_searched = n_best if confidence is None else n_hypotheses(search, n_best, confidence.confidence)
+    n_searched = n_best if confidence is None else n_hypotheses(search, n_best)
     if trials:
         longest = int(np.argmax([len(trial) for trial in trials]))
         _search_trial(search, trials[longest], references[longest], n_searched)

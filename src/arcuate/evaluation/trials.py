@@ -13,16 +13,15 @@ from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.batching import evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
-from arcuate.decoding.transducer import TransducerGreedySearch, require_transducer
+from arcuate.decoding.transducer import TransducerHead, require_transducer
 from arcuate.evaluation.metrics import Score, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.layout import Head
+from arcuate.models.layout import Frames, Head
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
-from arcuate.models.transducer import Transducer
 from arcuate.progress import Progress, percent
 from arcuate.run import Run
 
@@ -45,7 +44,7 @@ class TrialResult:
     log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
     losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # score of the greedy search, if `score` is of another search
-    frames: torch.Tensor | None = None  # (F, D) encoder outputs, with keep_frames
+    encoded: np.ndarray | None = None  # (F, D) encoder outputs, with keep_frames
     mode: tuple[float, ...] | None = None  # log-probabilities of MODES, if the model predicts the mode
 
     @property
@@ -60,25 +59,22 @@ class TokenSearch:
     head: Head = "ctc"
     beam: int | None = None
     classes: tuple[str, ...] = CLASSES
-    transducer: Transducer | None = None  # a copy for search; None with the CTC head
+    transducer: TransducerHead | None = None  # None with the CTC head
 
     @property
     def is_ctc_beam(self) -> bool:
         """Whether this is a beam search of the CTC head, whose results are compared with the greedy search."""
         return self.head == "ctc" and self.beam is not None
 
-    def __call__(self, log_probs: np.ndarray, frames: torch.Tensor | None = None) -> tuple[int, ...]:
-        """Tokens of a trial, from the log-probabilities (F, V) of the CTC head and the encoder outputs (F, D)."""
+    def __call__(self, frames: Frames) -> tuple[int, ...]:
+        """Tokens of a trial. The greedy search with a transducer is its beam search of width 1."""
         if self.is_ctc_beam:
-            return tuple(self._prefix_beam.tokens(log_probs))
-        if self.transducer is None or frames is None:
-            return tuple(greedy(log_probs))
-        if self.beam is None:
-            return TransducerGreedySearch(self.transducer).search(frames)[0].tokens
-        from arcuate.decoding.joint import HeadOutputs, token_search  # its Numba kernels take half a second to load
+            return tuple(self._prefix_beam.tokens(frames.log_probs))
+        if self.transducer is None or frames.encoded is None:
+            return tuple(greedy(frames.log_probs))
+        from arcuate.decoding.joint import joint_search  # its Numba kernels take half a second to load
 
-        joint = token_search(self.transducer, self.head, self.beam)
-        return joint.search(HeadOutputs(log_probs, frames))[0].tokens
+        return joint_search(self.transducer, self.head, width=self.beam or 1).search(frames)[0].tokens
 
     @cached_property
     def _prefix_beam(self) -> "PrefixBeamSearch":
@@ -89,7 +85,7 @@ class TokenSearch:
 
 def token_search(model: Model, head: Head = "ctc", beam: int | None = None) -> TokenSearch:
     """Search over the heads of a model; `beam` None: the greedy search."""
-    transducer = None if head == "ctc" else require_transducer(model.transducer, "this model").copy_for_search()
+    transducer = None if head == "ctc" else require_transducer(model.transducer, "this model").for_search()
     return TokenSearch(head, beam, model.config.classes, transducer)
 
 
@@ -129,11 +125,11 @@ def decode_trials(
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
             n_frames = outputs.n_frames.tolist()
             needs_frames = keep_frames or search.transducer is not None
-            kept = outputs.frames.cpu() if needs_frames else None  # those of all trials may not fit on a GPU
+            encoded = outputs.frames.float().cpu().numpy() if needs_frames else None
             for row, index in enumerate(chosen):
                 trial, logp = trials[index], log_probs[row, : n_frames[row]]
-                frames = None if kept is None else kept[row, : len(logp)]
-                tokens = search(logp, frames)
+                own = None if encoded is None else encoded[row, : len(logp)]
+                tokens = search(Frames(logp, own))
                 results[index] = TrialResult(
                     trial,
                     tokens,
@@ -142,7 +138,7 @@ def decode_trials(
                     logp.copy() if keep_log_probs else None,
                     {head: float(values[row]) for head, values in by_head.items()},
                     score(trial.tokens, greedy(logp)) if trial.tokens is not None and search.is_ctc_beam else None,
-                    frames.clone() if frames is not None and keep_frames else None,
+                    own.copy() if own is not None and keep_frames else None,
                     tuple(modes[row]) if modes is not None else None,
                 )
             if progress:

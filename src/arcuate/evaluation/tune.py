@@ -40,7 +40,8 @@ from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
 
 if TYPE_CHECKING:
-    from arcuate.decoding.joint import HeadOutputs, JointWordSearch
+    from arcuate.decoding.joint import JointWordSearch
+    from arcuate.models.layout import Frames
 
 _N_BEST = 20
 _SUBSET = 150  # trials
@@ -212,7 +213,7 @@ def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
 def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) -> DecodingConfig:
     """The settings with confidences calibrated on all trials that have a reference."""
     chosen = [i for i, r in enumerate(task.references) if r.text is not None]
-    n_best = n_hypotheses(task.search if task.joint is None else task.joint[0], 2, settings.confidence)
+    n_best = n_hypotheses(task.search if task.joint is None else task.joint[0], 2)
     logger.info(f"calibrating confidences on {len(chosen)} trials")
     transcripts = _transcribe(task, chosen, settings, n_best)
     found = [
@@ -413,7 +414,7 @@ class _JointTuner(_Tuner):
     """Tuner of a search with the transducer: the scores of all candidates are linear in the weights."""
 
     joint: "JointWordSearch | None" = None
-    outputs: "Sequence[HeadOutputs]" = ()
+    outputs: "Sequence[Frames]" = ()
 
     def fit(self) -> DecodingConfig:
         started = time.perf_counter()

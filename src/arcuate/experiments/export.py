@@ -232,7 +232,7 @@ def write_export(
         settings = model.config.settings.transducer
         context = settings.context if settings.predictor == "stateless" else None
         metadata["transducer"] = {"width": settings.width, "depth": settings.depth, "context": context}
-        members[SILENT_FRAME] = model.transducer.array_head.silent_frame().astype("<f4").tobytes()
+        members[SILENT_FRAME] = model.transducer.for_search().silent_frame().astype("<f4").tobytes()
     with tempfile.TemporaryDirectory() as scratch:
         if search is not None:
             assert search.lexicon is not None

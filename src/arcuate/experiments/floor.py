@@ -15,8 +15,7 @@ import numpy as np
 
 from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
 from arcuate.data.store import ChangedStore, Store, TrialInfo
-from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.log_probs import reorder_for_words
+from arcuate.decoding.class_order import word_order
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
@@ -170,7 +169,7 @@ class _WordErrors:
     def __init__(self, trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> None:
         self._trials = [t for t in trials if t.text]
         self._count_frames = config.settings.front_end.patch.count_frames
-        self._columns = reorder_for_words(config.classes, DecodingConfig())
+        self._columns = word_order(config.classes)
         classes = self._columns.classes
         self._search = build_word_search(
             open_lexicon(lexicon, classes), open_model(lm), boundary=boundary_index(classes)

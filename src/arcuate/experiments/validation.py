@@ -12,20 +12,20 @@ import torch
 from arcuate.data.alphabet import boundary_index, token_names
 from arcuate.data.selection import Selection
 from arcuate.data.store import Store, TrialInfo
+from arcuate.decoding.class_order import ClassOrder, word_order
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
-from arcuate.decoding.log_probs import WordColumns, reorder_for_words
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TokenSearch, TrialResult, decode_trials, session_sums, summarise_sums
-from arcuate.language.lexicon import Lexicon
 from arcuate.losses.config import LossSettings
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model
-from arcuate.models.transducer import Transducer
 from arcuate.training.config import TrainingConfig, Validate
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import Validation
 
 if TYPE_CHECKING:
+    from arcuate.decoding.transducer import TransducerHead
     from arcuate.decoding.word_search.search import WordSearch
 
 ShowSample = Callable[[Sequence[str], Sequence[str]], None]
@@ -36,21 +36,19 @@ class ValidationWords:
     """Word search used during validation."""
 
     search: "WordSearch"
-    lexicon: Lexicon
-    columns: WordColumns
+    columns: ClassOrder
 
-    def decode(self, result: TrialResult, transducer: Transducer | None) -> str:
+    def decode(self, result: TrialResult, transducer: "TransducerHead | None") -> str:
         """Decode one trial to text, by both heads if the transducer is given."""
         log_probs = result.log_probs
         if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
             return ""  # the model has diverged
-        if transducer is None or result.frames is None or self.columns.classes != self.columns.model_classes:
+        if transducer is None or result.encoded is None or not self.columns.is_identity:
             found = self.search.search(self.columns(log_probs), 1)
         else:
-            from arcuate.decoding.joint import HeadOutputs, word_search
+            from arcuate.decoding.joint import joint_search
 
-            joint = word_search(self.search, self.lexicon, transducer, "both")
-            found = joint.search(HeadOutputs(log_probs, result.frames), 1)
+            found = joint_search(transducer, "both", self.search).search(Frames(log_probs, result.encoded), 1)
         return (found[0].text or "") if found else ""
 
 
@@ -75,12 +73,12 @@ def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> Val
     from arcuate.language.ngram.open import open_model
 
     weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
-    columns = reorder_for_words(model_classes, weights)
+    columns = word_order(model_classes)
     lexicon = open_lexicon(settings.lexicon, columns.classes)
     if tuple(lexicon.classes) != columns.classes:
         raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; use another")
     search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=boundary_index(columns.classes))
-    return ValidationWords(search, lexicon, columns)
+    return ValidationWords(search, columns)
 
 
 def make_validator(
@@ -105,9 +103,9 @@ def make_validator(
 
     def validate(model: Model) -> Validation:
         started = time.perf_counter()
-        transducer: Transducer | None = None
+        transducer: TransducerHead | None = None
         if words is not None and model.transducer is not None and uses_transducer():
-            transducer = model.transducer.copy_for_search()
+            transducer = model.transducer.for_search()
         results = decode_trials(
             model,
             store,

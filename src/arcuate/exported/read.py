@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from arcuate.data.alphabet import boundary_index
-from arcuate.decoding.log_probs import reorder_classes, reorder_for_words
+from arcuate.decoding.class_order import search_order, word_order
 from arcuate.errors import UserError
 from arcuate.exported.archive import METADATA, Archive, damaged, open_archive
 from arcuate.exported.check import check_graph
 from arcuate.exported.model import NEXT, ExportedModel, LoadedGraph
 from arcuate.exported.transducer import ExportedTransducer
-from arcuate.models.layout import HEAD_NAMES, Head, Layout, ModelDelay, candidate_bound
+from arcuate.models.layout import HEAD_NAMES, Head, Layout, ModelDelay
 
 if TYPE_CHECKING:
     from arcuate.decoding.config import DecodingConfig
@@ -57,27 +57,20 @@ class ExportedLogistic:
 class ExportedConfidence:
     """Calibration of confidences in an exported file: fields of `ConfidenceConfig` by the same names."""
 
-    hypotheses: int
     word: ExportedLogistic
     sentence: ExportedLogistic
     accuracy: float
     accept_above: float
     calibrated_on: str
     log_odds: tuple[float, ...] = ()  # empty: a file of an earlier version
-    session_weight: float = 0.0
-    session_words: float = 1.0
 
 
 @dataclass(frozen=True)
 class SearchSettings:
     """Settings of the word search in an exported file; the fields have the names of `DecodingConfig`."""
 
-    boundary: ClassVar[None] = None  # exported files have the default boundary
-    fold: ClassVar[tuple[str, ...]] = ()
-
     beam: int
     threshold: float
-    acoustic_scale: float
     lm_weight: float
     word_bonus: float
     silence_bonus: float
@@ -85,14 +78,7 @@ class SearchSettings:
     blank_penalty: float
     ctc_weight: float
     ilm_weight: float
-    alignments: str
-    merge_histories: bool
     confidence: ExportedConfidence | None = None  # None: a file of an earlier version
-
-    @property
-    def max_candidates(self) -> int:
-        """Exported models are used for streaming, so the work per frame is bounded as in live decoding."""
-        return candidate_bound(self.beam)
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +353,7 @@ def _parse_layout(tree: Any, path: Path) -> Layout:
         tree["rolling_bins"],
         ModelDelay(*(float(delay[f.name]) for f in fields(ModelDelay))),
     )
-    reorder_classes(np.zeros((1, len(classes)), np.float32), classes, str(path))  # raises if a name is unknown
+    search_order(classes, str(path))  # raises if there is no blank
     return layout
 
 
@@ -389,14 +375,7 @@ def _parse_settings(tree: Any, path: Path) -> SearchSettings:
     values: dict[str, Any] = {field.name: tree.get(field.name) for field in fields(SearchSettings)}
     described = values.pop("confidence")
     for name, value in values.items():
-        is_valid = (
-            value in ("sum", "best")
-            if name == "alignments"
-            else type(value) is bool
-            if name == "merge_histories"
-            else _is_number(value)
-        )
-        if not is_valid:
+        if not _is_number(value):
             raise damaged(path, f"its search setting {name} is {value!r:.40}")
     confidence = None if described is None else _parse_confidence(described, path)
     settings = SearchSettings(**values, confidence=confidence)
@@ -409,29 +388,22 @@ def _parse_confidence(tree: Any, path: Path) -> ExportedConfidence:
     from arcuate.decoding.confidence import SENTENCE_FEATURES, WORD_FEATURES  # imports the word search
 
     values: dict[str, Any] = tree if isinstance(tree, dict) else {}
-    n, on = values.get("hypotheses"), values.get("calibrated_on")
+    on = values.get("calibrated_on")
     shares: list[Any] = [values.get(name) for name in ("accuracy", "accept_above")]
     quantiles = values.get("log_odds", [])
-    weight, n_words = values.get("session_weight", 0.0), values.get("session_words", 1.0)
     if (
-        type(n) is not int
-        or not 2 <= n <= 10_000
-        or not isinstance(on, str)
+        not isinstance(on, str)
         or len(on) > 200
         or not all(_is_number(share) and 0.0 <= share <= 1.0 for share in shares)
         or not isinstance(quantiles, list)
         or len(quantiles) > 1000
         or not all(_is_number(value) and abs(value) <= 1e6 for value in quantiles)
-        or not (_is_number(weight) and 0.0 <= weight <= 10.0)
-        or not (_is_number(n_words) and 0.0 < n_words <= 1e6)
     ):
         raise damaged(path, "its calibration of confidences is invalid")
     word = _parse_logistic(values.get("word"), len(WORD_FEATURES), path)
     sentence = _parse_logistic(values.get("sentence"), len(SENTENCE_FEATURES), path)
     known = tuple(float(value) for value in quantiles)
-    return ExportedConfidence(
-        n, word, sentence, float(shares[0]), float(shares[1]), on, known, float(weight), float(n_words)
-    )
+    return ExportedConfidence(word, sentence, float(shares[0]), float(shares[1]), on, known)
 
 
 def _parse_logistic(tree: Any, size: int, path: Path) -> ExportedLogistic:
@@ -507,7 +479,7 @@ def read_lexicon(file: ExportedFile) -> "Lexicon":
     tokens = archive.array("lexicon.tokens.i32", "<i4", (None,))
     offsets = archive.array("lexicon.offsets.i64", "<i8", (None,))
     names = file.layout.classes
-    classes = reorder_for_words(names, cast("DecodingConfig", file.settings)).classes
+    classes = word_order(names).classes
     is_valid = (
         len(set(words)) == len(words)
         and len(offsets) == len(word_of) + 1 > 1

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arcuate.decoding.heads import START
+from arcuate.data.alphabet import BLANK
 from arcuate.exported.model import Session
 
 
 @dataclass(frozen=True, eq=False)
 class ExportedTransducer:
-    """`TransducerHead` of the searches (`decoding/heads.py`). The frame graph has already projected its frames."""
+    """`TransducerHead` of the searches (`decoding/transducer.py`). The frame graph has already projected its frames."""
 
     predictor: Session
     joiner: Session
@@ -28,10 +28,10 @@ class ExportedTransducer:
 
     def start(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         if self.context is not None:
-            state = np.full((n, self.context), START, np.int64)
+            state = np.full((n, self.context), BLANK, np.int64)
             return self._predict(state), state
         zeros = np.zeros((n, 2, self.depth, self.width), np.float32)
-        return self.step(zeros, np.full(n, START, np.int64))
+        return self.step(zeros, np.full(n, BLANK, np.int64))
 
     def step(self, state: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.context is not None:

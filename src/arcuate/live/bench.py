@@ -68,7 +68,6 @@ class LiveBenchmark:
             f" {values['missed_deadlines']} of {values['n_frames']:,} deadlines missed"
             + (f" ({stolen} during steal time of the hypervisor);" if stolen else ";")
             + f" model delay {self.delay_ms:g} ms"
-            + (f"; search narrowed in {values['narrowed_frames']} frames" if values["narrowed_frames"] else "")
             + ("" if (pace := values["words_per_minute"]) is None else f"; {pace:.1f} decoded words per minute")
         )
         if (correct := self.correct_words_per_minute) is not None:
@@ -131,7 +130,6 @@ class FrameTimings:
     finish: list[float] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)  # resources used during the longest frame
     stolen: list[float] = field(default_factory=list)  # steal time per frame, over all cores
-    n_narrowed: int = 0  # frames in which the word search reached its bound on candidates
     n_late: int = 0  # bins processed after the next one was due
     seconds: float = 0.0
     n_words: int = 0  # decoded
@@ -160,7 +158,6 @@ class FrameTimings:
             "worst_frame": self.worst or None,
             "finish_ms_max": 1000 * max(self.finish) if self.finish else None,
             "n_frames": len(wall),
-            "narrowed_frames": self.n_narrowed,
             "n_sentences": len(self.finish),
             "late_bins": self.n_late,
             "deadline_ms": deadline_ms,
@@ -194,7 +191,6 @@ def time_stream(
                 progress(min(round(n_bins * BIN_SECONDS), round(seconds)), round(seconds), "replaying")
             if n_bins * BIN_SECONDS >= seconds:
                 break
-        timings.n_narrowed += decoder.n_narrowed
         clock = time.perf_counter()
         best = decoder.finish()
         timings.finish.append(time.perf_counter() - clock)

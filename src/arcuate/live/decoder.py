@@ -13,7 +13,7 @@ from arcuate.data.store import Store
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.decoder import batch_statistics
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.stream import NewFrames, SentenceStream
+from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
 from arcuate.evaluation.evaluate import choose_head, read_source
@@ -21,6 +21,7 @@ from arcuate.live.adaptation import AdaptationStatus, DecodedSentence, StreamAda
 from arcuate.live.engine import Engine, Rescorer, load_search, make_engine
 from arcuate.models.interfaces import Outputs
 from arcuate.models.io import load_model
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model, StreamState
 from arcuate.models.runtime import choose_device, configure_cuda
 from arcuate.progress import Progress, logger
@@ -175,13 +176,13 @@ class StreamingDecoder(SentenceStream):
             self._model, session = self._base, self.sessions.index(self.session)
         return self._model.start(session, batch_statistics(statistics, self._device))
 
-    def _step_model(self, chunk: np.ndarray) -> tuple[NewFrames, StreamState]:
+    def _step_model(self, chunk: np.ndarray) -> tuple[Frames, StreamState]:
         self._use_newest_state()
         with torch.inference_mode():
             outputs, state = self._model.step(self._now.model, torch.from_numpy(chunk)[None].to(self._device))
         return _new_frames(outputs), state
 
-    def _finish_model(self) -> NewFrames:
+    def _finish_model(self) -> Frames:
         with torch.inference_mode():
             return _new_frames(self._model.finish(self._now.model))
 
@@ -197,9 +198,9 @@ class StreamingDecoder(SentenceStream):
         return self._with_confidence(rescorer(hypotheses, lm_weight), scale=lm_weight)
 
 
-def _new_frames(outputs: Outputs) -> NewFrames:
+def _new_frames(outputs: Outputs) -> Frames:
     """Outputs of a batch of one."""
-    return NewFrames(outputs.log_probs["ctc"][0].float().cpu().numpy(), outputs.frames[0])
+    return Frames(outputs.log_probs["ctc"][0].float().cpu().numpy(), outputs.frames[0].float().cpu().numpy())
 
 
 def warm_up(engine: Engine) -> None:

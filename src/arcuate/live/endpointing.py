@@ -52,7 +52,6 @@ class Endpointer:
         self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # sums over sentences with a reference
         self.error_reference = error_reference  # of labelled trials, with which sentences are compared
         self._evidence: deque[TrialEvidence] = deque(maxlen=_ESTIMATE_SENTENCES)
-        self.n_narrowed = 0  # frames of all sentences in which the search was narrowed
         self._stride = decoder.layout.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
@@ -202,20 +201,15 @@ class Endpointer:
     def _finish(self, cut: bool = False) -> None:
         """End the sentence: emit its final text, or open the gate if it is the start phrase."""
         n_bins, phrase = self.decoder.n_bins, self.settings.start.phrase
-        n_narrowed, n_frames = self.decoder.n_narrowed, self.decoder.n_frames
         if self.error_reference is not None and self.is_open and not cut:
             self._evidence.append(measure_trial(self.decoder.log_probs()))
         nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self.is_open and not cut)
         if self.is_open:
             self.n_sentences += 1
-            if n_narrowed:
-                self.n_narrowed += n_narrowed
-                message = f"the model is unsure: the search was narrowed in {n_narrowed} of {n_frames} frames"
-                self.emit({"type": "fault", "kind": "search", "message": message, "action": "narrowed"})
             final = self._final_event(nbest, n_bins, None if cut else self.reference)
             self.count_errors(final["alignment"])
             totals = {"running": dict(self._totals), "estimate": self._estimate_error()}
-            self.emit({**final, **totals, "cut": cut, "n_narrowed": n_narrowed})
+            self.emit({**final, **totals, "cut": cut})
         elif phrase is not None and normalise_text(nbest[0].text or "") == normalise_text(phrase):
             self.is_open = True
         self.trial = self.reference = None

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import boundary_index
+from arcuate.decoding.class_order import word_order
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.delay import model_delay
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointTokenSearch, JointWordSearch, token_search, word_search
-from arcuate.decoding.log_probs import reorder_for_words
+from arcuate.decoding.joint import JointSearch, JointWordSearch, joint_search
 from arcuate.decoding.transducer import require_transducer
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
@@ -22,7 +22,7 @@ from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.open import open_model
 from arcuate.live.adaptation import AdaptationSetup
 from arcuate.models.interfaces import require_causal
-from arcuate.models.layout import Head, Layout, candidate_bound
+from arcuate.models.layout import Head, Layout
 from arcuate.models.model import Model, build_on_meta
 
 
@@ -61,7 +61,7 @@ class Engine:
     layout: Layout
     lock: threading.Lock  # the search has only one set of work buffers
     head: Head = "ctc"
-    joint: JointWordSearch | JointTokenSearch | None = None  # search with the transducer, alone or combined with CTC
+    joint: JointWordSearch | JointSearch | None = None  # search with the transducer, alone or combined with CTC
     adaptation: AdaptationSetup | None = None
 
 
@@ -84,15 +84,12 @@ def make_engine(
     )
 
 
-def _joint_search(model: Model, search: WordSearch | None, head: Head) -> JointWordSearch | JointTokenSearch:
+def _joint_search(model: Model, search: WordSearch | None, head: Head) -> JointWordSearch | JointSearch:
     """Search with the transducer for words, or for tokens without a word search."""
-    transducer = require_transducer(model.transducer, "this model").copy_for_search()
-    if search is None:
-        return token_search(transducer, head)
-    assert search.lexicon is not None
-    if model.config.classes != search.classes:  # the transducer's outputs cannot be reordered
+    transducer = require_transducer(model.transducer, "this model").for_search()
+    if search is not None and model.config.classes != search.classes:  # the transducer's outputs cannot be reordered
         raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
-    return word_search(search, search.lexicon, transducer, head)
+    return joint_search(transducer, head, search)
 
 
 def _with_rolling_normalisation(model: Model) -> Model:
@@ -108,14 +105,12 @@ def _with_rolling_normalisation(model: Model) -> Model:
 def load_search(
     model: Model, lm: str, lexicon: str, decoding: DecodingConfig | str | Path | None = None, beam: int | None = None
 ) -> WordSearch:
-    """Create the word search of `arcuate decode` over the classes of a model, with bounded work per frame."""
+    """Create the word search of `arcuate decode` over the classes of a model."""
     if not isinstance(decoding, DecodingConfig):
         decoding = DecodingConfig() if decoding is None else read_decoding_config(Path(decoding))[0]
     if beam is not None:
         decoding = decoding.model_copy(update={"beam": beam})
-    if decoding.max_candidates is None:
-        decoding = decoding.model_copy(update={"max_candidates": candidate_bound(decoding.beam)})
-    classes = reorder_for_words(model.config.classes, decoding).classes
+    classes = word_order(model.config.classes).classes
     words, ngram = open_lexicon(lexicon, classes), open_model(lm)
     if tuple(words.classes) != classes:
         raise UserError(f"the lexicon {lexicon} has different classes from the model; give one with the same classes")

@@ -149,7 +149,6 @@ def make_app(live: LiveServer) -> FastAPI:
             "error": session.error,
             "state": session.state,
             "sentences": session.n_sentences,
-            "narrowed_frames": session.n_narrowed,
             "recording": None if session.recorder is None else session.recorder.error is None,
             "viewers": len(live.broadcaster.viewers),
             **session.latency.summary(),

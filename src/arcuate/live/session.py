@@ -112,11 +112,6 @@ class LiveSession:
         return self._endpointer.state if self._endpointer.is_open else "closed"
 
     @property
-    def n_narrowed(self) -> int:
-        """Frames in which the word search reached its bound on candidates."""
-        return self._endpointer.n_narrowed
-
-    @property
     def n_sentences(self) -> int:
         return self._endpointer.n_sentences
 

@@ -1,7 +1,10 @@
-"""`Layout` and `Head`: what searches and streams know of a model, without the model. Importing it needs only NumPy."""
+"""`Frames`, `Layout` and `Head`: what decoding knows of a model, without the model. Importing it needs only NumPy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from arcuate.data.alphabet import BOUNDARY_NAMES
 from arcuate.errors import UserError
@@ -10,12 +13,29 @@ Head = Literal["ctc", "transducer", "both"]
 HEAD_NAMES: tuple[Head, ...] = ("ctc", "transducer", "both")
 Normalisation = Literal["none", "block", "rolling"]
 
-_CANDIDATES_PER_ENTRY = 20  # real frames stay below 14, flat ones slightly exceed 20 (docs/live.md)
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """Outputs of a model for the frames of a trial, or for some of them."""
+
+    log_probs: np.ndarray  # (F, V) natural logarithms, CTC head
+    encoded: np.ndarray | None = None  # (F, D) input of the transducer; None if it is not decoded
+
+    def __len__(self) -> int:
+        return len(self.log_probs)
+
+    @property
+    def for_transducer(self) -> np.ndarray:
+        """Input of the transducer. (F, D)"""
+        if self.encoded is None:
+            raise UserError("the transducer needs the bins of a trial, but only CTC log-probabilities were given")
+        return self.encoded
 
 
-def candidate_bound(beam: int) -> int:
-    """Default bound of a stream on the candidates of the word search per frame (`max_candidates`)."""
-    return max(1_000, _CANDIDATES_PER_ENTRY * beam)
+def join_frames(parts: Sequence[Frames]) -> Frames:
+    """Consecutive frames as one; there must be at least one part."""
+    encoded = [part.encoded for part in parts if part.encoded is not None]
+    return Frames(np.concatenate([part.log_probs for part in parts]), np.concatenate(encoded) if encoded else None)
 
 
 @dataclass(frozen=True)

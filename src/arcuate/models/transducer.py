@@ -52,14 +52,12 @@ class Transducer(nn.Module):
         """Log-probabilities of all classes at one projected frame (W,) for each prediction (n, W). (n, V)"""
         return self.output(torch.tanh(frame + predicted)).log_softmax(-1)
 
-    def copy_for_search(self) -> "Transducer":
-        """A copy on the CPU without dropout: searches take many steps of a few rows, and each would wait for a GPU."""
-        return copy.deepcopy(self).cpu().eval()
+    def for_search(self) -> "ArrayHead":
+        """The head as searches use it, with numpy arrays.
 
-    @property
-    def array_head(self) -> "ArrayHead":
-        """The same head with numpy arrays, as the searches use it."""
-        return ArrayHead(self)
+        It is a copy on the CPU without dropout: searches take many steps of a few rows, and each would wait for a GPU.
+        """
+        return ArrayHead(copy.deepcopy(self).cpu().eval())
 
 
 class StatelessPredictor(nn.Module):
@@ -144,7 +142,7 @@ class LSTMPredictor(nn.Module):
 
 
 class ArrayHead:
-    """`TransducerHead` of the searches (`decoding/heads.py`), computed by a torch module."""
+    """`TransducerHead` of the searches (`decoding/transducer.py`), computed by a torch module."""
 
     def __init__(self, transducer: Transducer) -> None:
         self.transducer = transducer

@@ -72,7 +72,6 @@ class SearchWeights(NamedTuple):
     beam: int
     blank: int  # class index
     boundary: int  # class index; -1: no silence class
-    sum_alignments: bool  # False: best alignment only
     merge_histories: bool
     truncate: bool = False  # ignore candidates beyond the capacity of the table
 
@@ -143,19 +142,13 @@ def find_or_insert(candidates: Candidates, key: np.uint64) -> tuple[np.int64, bo
     return n, True
 
 
-@njit(cache=True, inline="always")
-def combine(a: float, b: float, weights: SearchWeights) -> float:
-    """Combine two alignments of one hypothesis: log-sum, or maximum."""
-    return log_add(a, b) if weights.sum_alignments else max(a, b)
-
-
 @njit(cache=True)
 def prune(candidates: Candidates, weights: SearchWeights) -> np.ndarray:
     """Indices of the candidates that survive the frame, in order of insertion. Computes `totals`."""
     n, best = candidates.counts[0], NEG_INF
     for i in range(n):
         entry = candidates.entries[i]
-        candidates.totals[i] = candidates.language_scores[i] + combine(entry.log_blank, entry.log_token, weights)
+        candidates.totals[i] = candidates.language_scores[i] + log_add(entry.log_blank, entry.log_token)
         candidates.next_merged[i] = -1
         best = max(best, candidates.totals[i])
     kept = np.empty(n, np.int32)

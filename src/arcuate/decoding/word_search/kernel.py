@@ -1,12 +1,11 @@
 """Compiled frame loop of the word search: token passing over the lexicon tree (Young et al. 1989) with CTC topology.
 
 Differences from textbook token passing: every beam entry carries two acoustic scores, as in CTC prefix beam search,
-and entries with equal word history, node and last token are merged within the frame. With sum_alignments the score of
-a word sequence is therefore the sum over all its alignments, silences and pronunciations.
+and entries with equal word history, node and last token are merged within the frame. The score of a word sequence is
+therefore the sum over all its alignments, silences and pronunciations.
 
 Recurrence. Let b and k be the log-scores of the alignments of entry e that end in blank and in its last token a, and
-p(c) the scaled log-probability of class c at this frame. `⊕` is log-sum, or max for best alignments. SIL is the class
-`weights.boundary`.
+p(c) the log-probability of class c at this frame. `⊕` is log-sum. SIL is the class `weights.boundary`.
 
     stay     b' = (b ⊕ k) + p(blank)                        same entry
              k' = k + p(a)                                  same entry: the last token is repeated
@@ -29,7 +28,7 @@ of which few pass the threshold; one hash insertion per passing arc.
 
 import numpy as np
 
-from arcuate.decoding.compiled import NEG_INF, Row, hash_append, unmanaged
+from arcuate.decoding.compiled import NEG_INF, Row, hash_append, log_add, unmanaged
 from arcuate.decoding.word_search.beam import (
     Candidates,
     LmCache,
@@ -38,7 +37,6 @@ from arcuate.decoding.word_search.beam import (
     attach_successor_rows,
     candidate_key,
     collect_beam,
-    combine,
     find_or_insert,
     prune,
 )
@@ -51,7 +49,7 @@ DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3
 
 @njit(cache=True)
 def run_frames(
-    frames: np.ndarray,  # (F, V) float32, scaled
+    frames: np.ndarray,  # (F, V) float32, blank penalty included
     beam: np.ndarray,  # (n,) BEAM_ENTRY
     t0: int,  # index of the first frame in the trial
     backpointers: np.ndarray,  # (capacity,) BACKPOINTER, appended to
@@ -99,7 +97,7 @@ def _expand(
             best_class = max(best_class, log_probs[c])
     for i in range(beam.shape[0]):
         entry = beam[i]
-        acoustic = combine(entry.log_blank, entry.log_token, weights)
+        acoustic = log_add(entry.log_blank, entry.log_token)
         total = acoustic + weights.lm * (entry.lm + entry.lookahead) + entry.bonus
         if total + best_class + max(weights.silence, weights.missing_silence, 0.0) < best - weights.threshold:
             continue  # no arc of this entry can survive
@@ -119,7 +117,7 @@ def _stay(beam: np.ndarray, log_probs: np.ndarray, weights: SearchWeights, candi
             return best
         new = candidates.entries[at]
         candidates.entries[at] = entry
-        new.log_blank = combine(entry.log_blank, entry.log_token, weights) + log_probs[weights.blank]
+        new.log_blank = log_add(entry.log_blank, entry.log_token) + log_probs[weights.blank]
         new.log_token = entry.log_token + log_probs[entry.last_token] if entry.last_token >= 0 else NEG_INF
         candidates.language_scores[at] = weights.lm * (entry.lm + entry.lookahead) + entry.bonus
         best = max(best, candidates.language_scores[at] + max(new.log_blank, new.log_token))
@@ -150,7 +148,7 @@ def _emit_silence(
         new.last_token, new.log_blank, new.log_token = weights.boundary, NEG_INF, acoustic
         candidates.language_scores[at] = language_score
     else:
-        _merge_alignment(new, acoustic, entry.backpointer, -1, entry.first_frame, weights)
+        _merge_alignment(new, acoustic, entry.backpointer, -1, entry.first_frame)
     return max(best, acoustic + language_score)
 
 
@@ -229,7 +227,7 @@ def _enter_node(
         new.row, new.lookahead = row, value
         candidates.language_scores[at] = history_score - missing_silence + weights.lm * value
     else:
-        _merge_alignment(new, acoustic + missing_silence, entry.backpointer, -1, first_frame, weights)
+        _merge_alignment(new, acoustic + missing_silence, entry.backpointer, -1, first_frame)
     return max(best, acoustic + history_score + weights.lm * value)
 
 
@@ -261,7 +259,7 @@ def _end_word(
     acoustic = score - weights.lm * entry.lm - entry.bonus
     first_frame = t if entry.node == 0 else entry.first_frame
     if not inserted:
-        _merge_alignment(new, acoustic, entry.backpointer, word, first_frame, weights)
+        _merge_alignment(new, acoustic, entry.backpointer, word, first_frame)
         return max(best, total)
     new.history_hash, new.log_blank, new.log_token = history_hash, NEG_INF, acoustic
     new.lm, new.bonus, new.lm_state = entry.lm + lm, entry.bonus + bonus, state
@@ -274,13 +272,11 @@ def _end_word(
 
 
 @njit(cache=True, inline="always")
-def _merge_alignment(
-    new: Row, acoustic: float, backpointer: int, word: int, first_frame: int, weights: SearchWeights
-) -> None:
+def _merge_alignment(new: Row, acoustic: float, backpointer: int, word: int, first_frame: int) -> None:
     """Add a further alignment to an existing candidate; the best alignment determines the word times."""
     if acoustic > max(new.log_blank, new.log_token):
         new.backpointer, new.pending_word, new.first_frame = backpointer, word, first_frame
-    new.log_token = combine(new.log_token, acoustic, weights)
+    new.log_token = log_add(new.log_token, acoustic)
 
 
 @njit(cache=True, inline="always")

@@ -15,7 +15,7 @@ from arcuate.language.ngram.query import NGramArrays, advance
 
 @njit(cache=True)
 def final_hypotheses(
-    beam: np.ndarray, ngram: NGramArrays, eos: int, lm_weight: float, sum_alignments: bool
+    beam: np.ndarray, ngram: NGramArrays, eos: int, lm_weight: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """End the sentence; return back-pointers, totals, n-gram scores and bonuses, one per word sequence.
 
@@ -30,16 +30,14 @@ def final_hypotheses(
     n, best = 0, NEG_INF
     for k in range(complete.shape[0]):
         entry = beam[complete[k]]
-        acoustic = (
-            log_add(entry.log_blank, entry.log_token) if sum_alignments else max(entry.log_blank, entry.log_token)
-        )
+        acoustic = log_add(entry.log_blank, entry.log_token)
         if k == 0 or entry.history_hash != beam[complete[k - 1]].history_hash:
             lms[n] = entry.lm + advance(ngram, entry.lm_state, eos)[0]
             bonuses[n], totals[n], best = entry.bonus, NEG_INF, NEG_INF
             n += 1
         if acoustic > best:
             backpointers[n - 1], best = entry.backpointer, acoustic
-        totals[n - 1] = log_add(totals[n - 1], acoustic) if sum_alignments else max(totals[n - 1], acoustic)
+        totals[n - 1] = log_add(totals[n - 1], acoustic)
     for k in range(n):
         totals[k] += lm_weight * lms[k] + bonuses[k]
     return backpointers[:n], totals[:n], lms[:n], bonuses[:n]

@@ -5,16 +5,16 @@ a complete trial is one `step`. One frame is computed in `kernel.py` (recurrence
 pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
+from arcuate.decoding.class_order import check_log_probs
 from arcuate.decoding.compiled import Backpointers
 from arcuate.decoding.hypothesis import Hypothesis, WordTime
-from arcuate.decoding.log_probs import check_log_probs
 from arcuate.decoding.word_search.beam import (
     BACKPOINTER,
     BEAM_ENTRY,
@@ -38,7 +38,9 @@ if TYPE_CHECKING:  # imports pydantic, which the runtime of exported models does
 _LM_CACHE_SIZE = 1 << 15
 _MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
 _MAX_CACHE_ROWS = 1 << 22  # the lookahead cache is cleared before it exceeds this
-_MAX_HALVINGS = 3  # times the threshold is halved if a frame exceeds max_candidates; then candidates are truncated
+_CANDIDATES_PER_ENTRY = 20  # real frames stay below 14, flat ones slightly exceed 20
+_MIN_CANDIDATES = 1_000
+_MAX_HALVINGS = 3  # times the threshold is halved if a frame has too many candidates; then they are truncated
 _WARM_UP_ROWS = 1 << 25  # upper limit of rows cached by warm_up, 12 bytes each
 
 
@@ -50,7 +52,6 @@ class WordState:
     backpointers: Backpointers
     n_frames: int = 0
     generation: int = 0  # generation of the lookahead cache that the beam points into
-    n_narrowed: int = 0  # frames with more than max_candidates
 
 
 @dataclass(eq=False)
@@ -68,26 +69,32 @@ class WordSearch:
     """A lexicon, an n-gram and their weights."""
 
     tree: Tree
-    words: Sequence[str]  # words of the lexicon
+    lexicon: Lexicon
     model: LanguageModel
-    classes: tuple[str, ...]
     boundary: int  # class of the silence between words, or -1
     settings: "DecodingConfig" = field(default_factory=lambda: _default_settings())
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
-    lexicon: Lexicon | None = None  # with the pronunciations in the tree
+    merge_histories: bool = True  # recombine hypotheses with the same n-gram state; n-best lists contain all of them
     workspace: _Workspace = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workspace", _Workspace(self._models(), self._make_candidates(1 << 13)))
 
-    def _make_candidates(self, capacity: int) -> Candidates:
-        return make_candidates(min(capacity, self._max_candidates or capacity))
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.lexicon.words
 
     @property
-    def _max_candidates(self) -> int | None:
-        """Limit on candidates per frame, at least large enough for the beam."""
-        limit = self.settings.max_candidates
-        return None if limit is None else max(limit, 4 * self.settings.beam)
+    def classes(self) -> tuple[str, ...]:
+        return self.lexicon.classes
+
+    def _make_candidates(self, capacity: int) -> Candidates:
+        return make_candidates(min(capacity, self._max_candidates))
+
+    @property
+    def _max_candidates(self) -> int:
+        """Limit on candidates per frame, which bounds the time of a frame."""
+        return max(_MIN_CANDIDATES, _CANDIDATES_PER_ENTRY * self.settings.beam)
 
     def _models(self) -> SearchModels:
         lookahead = make_lookahead(self.tree, self.model.arrays, len(self.model.words), self.settings.lm_weight)
@@ -114,8 +121,7 @@ class WordSearch:
             beam=int(s.beam),
             blank=BLANK,
             boundary=self.boundary,
-            sum_alignments=s.alignments == "sum",
-            merge_histories=s.merge_histories,
+            merge_histories=self.merge_histories,
         )
 
     def warm_up(self, max_rows: int = _WARM_UP_ROWS) -> None:
@@ -144,7 +150,7 @@ class WordSearch:
 
     def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
         """Advance the state over further frames: (F, V) natural-log probabilities."""
-        frames = check_log_probs(log_probs, self.classes) * np.float32(self.settings.acoustic_scale)
+        frames = check_log_probs(log_probs, self.classes).copy()
         frames[:, BLANK] -= self.settings.blank_penalty
         return self._run(state, frames)
 
@@ -155,7 +161,7 @@ class WordSearch:
         """
         workspace = self.workspace
         beam, backpointers = self._refreshed_beam(state), state.backpointers.reserve(1 << 10)
-        done = halvings = n_narrowed = 0
+        done = halvings = 0
         while done < len(frames):
             beam, n_rows, n, status = run_frames(
                 frames[done : done + 1] if halvings else frames[done:],
@@ -167,8 +173,8 @@ class WordSearch:
                 self._narrowed_weights(halvings),
                 workspace.candidates,
             )
-            if halvings and n:
-                halvings, n_narrowed = 0, n_narrowed + 1
+            if n:
+                halvings = 0
             done, backpointers = done + n, backpointers.appended(n_rows)
             capacity = len(workspace.candidates.entries)
             if status == CANDIDATES_FULL and capacity == self._max_candidates:
@@ -179,8 +185,7 @@ class WordSearch:
                 beam, backpointers = _make_room(beam, backpointers, 3 * int(workspace.candidates.counts[0]))
             elif status == LOOKAHEAD_FULL:
                 self._grow_lookahead()
-        n_narrowed += state.n_narrowed
-        return WordState(beam, backpointers, state.n_frames + done, workspace.generation, n_narrowed)
+        return WordState(beam, backpointers, state.n_frames + done, workspace.generation)
 
     def _narrowed_weights(self, halvings: int) -> SearchWeights:
         weights = self.weights
@@ -228,9 +233,7 @@ class WordSearch:
         Empty if the frames rule out every word of the lexicon and silence: a required class had probability zero.
         """
         settings = self.settings
-        ends = final_hypotheses(
-            state.beam, self.model.arrays, self.model.eos, settings.lm_weight, settings.alignments == "sum"
-        )
+        ends = final_hypotheses(state.beam, self.model.arrays, self.model.eos, settings.lm_weight)
         scores, offsets, rows = best_paths(state.backpointers.rows, *ends, n_best, 20 * n_best)
         return [self._hypothesis(state, scores[i], rows[offsets[i] : offsets[i + 1]]) for i in range(len(scores))]
 
@@ -292,11 +295,13 @@ def build_word_search(
     *,
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
+    merge_histories: bool = True,
 ) -> WordSearch:
     """Build a search over the words of a lexicon. `weights` in nats favour some words (hot words, names).
 
     Blank is class 0 and the boundary the last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
-    that the n-gram does not contain are scored as its unknown word.
+    that the n-gram does not contain are scored as its unknown word. `merge_histories=False` keeps hypotheses with the
+    same n-gram state apart, so that the scores of all n-best entries are exact.
     """
     if not len(lexicon):
         raise UserError("the lexicon is empty; a word search needs at least one word")
@@ -313,7 +318,7 @@ def build_word_search(
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
     tree = build_tree(lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses)
     return WordSearch(
-        tree, lexicon.words, model, classes, boundary, settings or _default_settings(), oov_words, lexicon
+        tree, lexicon, model, boundary, settings or _default_settings(), oov_words, merge_histories=merge_histories
     )
 
 

@@ -291,8 +291,7 @@ function toast(text) {
   clearTimeout(toastTimer);
   toastTimer = setTimeout(() => { box.hidden = true; }, 4000);
 }
-const ACTION_TEXT = { hold: "last values held", zero: "replaced by zeros", reset: "sentence ended", dropped: "dropped",
-  narrowed: "text may differ from offline decoding" };
+const ACTION_TEXT = { hold: "last values held", zero: "replaced by zeros", reset: "sentence ended", dropped: "dropped" };
 
 // --- neural activity ---------------------------------------------------------------------------------------
 
