@@ -18,7 +18,11 @@ def test_accuracy_on_real_logs(shared: Path) -> None:
     done = subprocess.run(
         [sys.executable, COMMAND, "--logs", logs, "--json"], capture_output=True, text=True, check=True
     )
-    for figures in json.loads(done.stdout).values():
+    found = json.loads(done.stdout)
+    foreign = found.pop("strangers")
+    assert foreign["right"] >= 0.96 * foreign["logs"] and foreign["cause"] >= 0.65 * foreign["with_cause"]
+    assert foreign["contradicts"] == foreign["harmful"] == foreign["flagged"] == 0
+    for figures in found.values():
         assert figures["accuracy"] >= 0.9
         assert figures["accuracy_by_group"] >= 0.85
         assert figures["false_alarms"] <= 0.03 * figures["healthy"]

@@ -10,7 +10,7 @@ import pytest
 
 from arcuate.config import to_tree
 from arcuate.doctor import VERDICTS, Diagnosis, diagnose
-from arcuate.doctor.causes import find_causes
+from arcuate.doctor.advice import find_causes
 from arcuate.doctor.diagnose import measure
 from arcuate.doctor.rules import Finding
 from arcuate.doctor.training_log import Series, TrainingLog

@@ -49,7 +49,6 @@ def test_column_names_are_parsed(name: str, role: str, split: str) -> None:
 
 
 OFFICIAL_25 = """2025-12-08 06:41:29,349: Using device: cuda:0
-2025-12-08 06:41:30,473: t15.2023.08.11 loaded
 {}2025-12-08 11:33:20,796: Best avg val PER achieved: 0.01
 2025-12-08 11:33:20,796: Total training time: 291.68 minutes
 """
@@ -65,7 +64,7 @@ def official_25(n: int = 11) -> str:
             f"{when}Train batch {step}: loss: {loss[i]:.2f} grad norm: {90 / (i + 1):.2f} time: 0.08\n",
             f"{when}Running test after training batch: {step}\n",
             f"{when}Val batch {step}: PER (avg): {per[i]:.4f} CTC Loss (avg): {loss[i]:.4f} time: 4.1\n",
-            f"{when}t15.2023.08.13 val PER: 0.0010\n",
+            *(f"{when}t15.2023.08.{day:02d} val PER: 0.0010\n" for day in range(1, 31)),
         ]
     return OFFICIAL_25.format("".join(lines))
 
@@ -262,6 +261,8 @@ def test_dataset_and_planned_steps_affect_the_verdict(tmp_path: Path) -> None:
 
 def test_inferences_are_reported(tmp_path: Path) -> None:
     diagnosis: Diagnosis = diagnose(write_jsonl(tmp_path / "log", RUN))
-    assert any(s.startswith("data set b2t24") for s in diagnosis.inferences)
+    assert diagnosis.dataset is None
+    assert any(s.startswith("data set unknown") and "compared with b2t24" in s for s in diagnosis.inferences)
     assert any(s.startswith("planned steps 10,000") for s in diagnosis.inferences)
-    assert any("the official b2t24 model" in s for s in diagnosis.evidence)
+    stated = diagnose(tmp_path / "log", dataset="b2t24")
+    assert any("the official b2t24 model" in s for s in stated.evidence)

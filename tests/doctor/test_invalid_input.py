@@ -168,7 +168,7 @@ def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path, monkeypatch: pyte
 
 def test_page_has_only_its_own_scripts_and_escapes_names(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "<script>alert(1)<", RUN)
-    done = arcuate("doctor", path, "--html", tmp_path / "page.html")
+    done = arcuate("doctor", path, "--dataset", "b2t24", "--html", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "page.html").read_text()
     check_page(html)

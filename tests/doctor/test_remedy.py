@@ -9,8 +9,8 @@ import pytest
 from arcuate.doctor import diagnose, try_remedy, write_remedy
 from arcuate.doctor.measurements import Measurements
 from arcuate.doctor.page import diagnosis_page
-from arcuate.doctor.step_size import judge_step_size
 from arcuate.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.updates import judge_updates
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import diff_recipes, load_recipe
 from arcuate.experiments.train import train
@@ -48,8 +48,11 @@ def test_updates_that_are_too_large_get_smaller(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ratio", "direction"), [(1e-6, "too_small"), (0.2, "too_large")])
 def test_logged_size_of_updates_decides(ratio: float, direction: str) -> None:
     steps = np.arange(1.0, 25.0)
-    log = TrainingLog(train_loss=Series(steps, np.full(24, 3.0)), update_ratio=Series(steps, np.full(24, ratio)))
-    assert judge_step_size(Measurements(log)).direction == direction
+    blank = Series(steps, np.ones(24))
+    log = TrainingLog(
+        per=blank, train_loss=Series(steps, np.full(24, 3.0)), update_ratio=Series(steps, np.full(24, ratio))
+    )
+    assert judge_updates(Measurements(log)).direction == direction
 
 
 def test_remedy_file_extends_the_run_and_states_the_reason(tmp_path: Path) -> None:
@@ -78,30 +81,27 @@ def test_healthy_run_has_nothing_to_fix(tmp_path: Path) -> None:
 
 
 def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
-    rows = [{"step": 100 * i, "per": 0.97, "loss": 3.2, "lr": 0.001} for i in range(40)]
+    loss = [*np.linspace(9.0, 3.4, 20), *np.linspace(3.4, 3.2, 20)]  # half of the run until the loss of blanks
+    rows = [{"step": 100 * i, "per": 0.97, "val_loss": v, "lr": 0.0001} for i, v in enumerate(loss)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    remedy = diagnose(tmp_path / "log.jsonl").fix()
-    assert remedy.changes
+    diagnosis = diagnose(tmp_path / "log.jsonl")
+    assert "too low" in diagnosis.causes[0].cause
+    remedy = diagnosis.fix()
+    assert [(c.key, c.times) for c in remedy.changes] == [("schedule.peak_lr", 10.0)]
+    assert "raise the learning rate (schedule.peak_lr) to 10 times its value" in diagnosis.suggestion
     with pytest.raises(UserError, match="arcuate run folder"):
         write_remedy(remedy, tmp_path / "out.yaml")
 
 
-def test_page_of_another_trainers_log_has_a_command_to_copy() -> None:
-    """The official recipe of its data set with the change; the settings are code, the rest of the advice is prose."""
-    page = diagnosis_page(diagnose(EXPLODING))
+def test_page_of_another_trainers_log_states_the_same_change_as_the_json_object() -> None:
+    """Without a learning rate in the log and with unknown data the change is relative, and there is no command."""
+    diagnosis = diagnose(EXPLODING)
+    page = diagnosis_page(diagnosis)
     assert "arcuate doctor · exploding-run</p>" in page
-    assert "<pre>arcuate train b2t24-gru --data STORE --run runs/remedy train.clip_norm=10</pre>" in page
-    assert "Try: <code>train.clip_norm=10</code>, and a quarter of the learning rate" in page
-
-
-def test_remedies_of_runs_of_earlier_versions_can_be_written(tmp_path: Path) -> None:
-    """The recipe of a run may use former names of settings; a recipe that extends it still loads."""
-    run = small_updates(tmp_path / "run")
-    old = run.recipe_file.read_text().replace("peak_lr:", "peak:").replace("min_lr: 3.0e-05", "floor: 3.0e-05")
-    assert "peak:" in old
-    run.recipe_file.write_text(old)
-    out = write_remedy(diagnose(run.path).fix(), tmp_path / "out.yaml")
-    assert load_recipe(out).optimizer.eps == 1e-8
+    assert "<pre>arcuate train" not in page
+    change = "lower the learning rate (schedule.peak_lr) to 0.25 of its value"
+    assert change in page and change in diagnosis.suggestion
+    assert diagnosis.to_dict()["causes"][0]["changes"] == [{"setting": "schedule.peak_lr", "times": 0.25}]
 
 
 @pytest.mark.thorough

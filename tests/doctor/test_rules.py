@@ -159,7 +159,7 @@ def test_official_b2t25_run_is_healthy_despite_its_rising_loss() -> None:
     loss[4:] = np.linspace(17.5, 22.5, len(steps) - 4)
     made = TrainingLog("official", Series(steps, per, "batches"), Series(steps, loss, "batches"))
     measurements, dataset, _ = measure(made)
-    assert (dataset, measurements.planned) == ("b2t25", 120_000)
+    assert (dataset, measurements.reference, measurements.planned) == (None, 0.1, 120_000)
     assert apply_rules(measurements)[0].verdict == "healthy"
 
 

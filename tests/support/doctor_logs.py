@@ -32,7 +32,7 @@ def write_jsonl(path: Path, made: TrainingLog, extra: Sequence[str] = ()) -> Pat
     """Write JSON lines with separate rows for training and validation."""
     lines = []
     for split, names in (
-        ("train", {"loss": made.train_loss}),
+        ("train", {"loss": made.train_loss, "grad_norm": made.grad_norm, "lr": made.lr}),
         ("val", {"per": made.per, "loss": made.val_loss}),
     ):
         rows: dict[float, dict[str, float | str]] = {}

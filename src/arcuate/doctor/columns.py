@@ -121,6 +121,7 @@ def _is_preposition(parts: tuple[str, ...]) -> bool:
 
 _B2T25 = re.compile(r"t15[._]?20\d\d|t15[._ ]copytask|hdf5_data_final|b2t[_-]?25|brain-to-text-25|\bt15\b", re.I)
 _B2T24 = re.compile(r"t12[._]20\d\d|ptdecoder_ctc|competitiondata|b2t[_-]?24|brain-to-text-24|\bt12\b|willett", re.I)
+SESSION = re.compile(r"\bt1[25]\.20\d\d\.\d\d\.\d\d")
 _PLANNED = re.compile(
     r"(?:total[ _](?:batches|steps|iterations)|num[ _]training[ _](?:batches|steps)|n_?batch(?:es)?|max[ _]steps"
     r"|num[ _]train[ _]steps|training[ _]steps|planned[ _]steps)\W{1,4}(\d[\d,_]{1,11})\b",
@@ -147,6 +148,7 @@ class Metadata:
 
     dataset: tuple[str, str] | None = None  # name, evidence
     planned: tuple[int, str] | None = None  # steps, evidence
+    sessions: set[str] = field(default_factory=set)  # sessions of a published release that the file names
     n_finished: int = 0  # messages that training is complete
     run_names: list[str] = field(default_factory=list)
     implausible: list[str] = field(default_factory=list)  # columns that cannot be what their names state

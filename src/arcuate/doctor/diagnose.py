@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.doctor.causes import find_causes, first_suggestion
+from arcuate.doctor.advice import find_causes, first_suggestion
+from arcuate.doctor.causes import Cause
 from arcuate.doctor.data_check import DataCheck, DataFault, check_data
 from arcuate.doctor.measurements import Measurements
 from arcuate.doctor.read import LogFile, read_logs
-from arcuate.doctor.recipe_checks import Cause
 from arcuate.doctor.remedy import Remedy, make_remedy
 from arcuate.doctor.rules import apply_rules, secondary_verdicts
-from arcuate.doctor.training_log import TrainingLog
+from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.errors import UserError
 from arcuate.files import check_output, fields_to_dict, write_text
 from arcuate.progress import Progress, percent
@@ -89,7 +89,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
-        plain = fields_to_dict(self, "log", "runs")
+        plain = fields_to_dict(self, "log", "runs", "causes")
+        plain["causes"] = [cause.to_dict() for cause in self.causes]
         plain["marks"] = [{"step": step, "what": verdict} for step, verdict in self.marks]
         return plain | ({"runs": [run.to_dict() for run in self.runs]} if self.runs else {})
 
@@ -135,7 +136,12 @@ def diagnose(
 def _with_faults(diagnosis: Diagnosis, checked: DataCheck) -> Diagnosis:
     """The diagnosis with severe faults in the data as its first causes, and all others as notes."""
     causes = tuple(
-        Cause(f"a fault in the data: {fault.kind}", fault.sentence, fault.remedy, f"data: {fault.kind}", score=2.0)
+        Cause(
+            "data",
+            f"data: {fault.kind}",
+            2.0,
+            {"fault": fault.kind, "sentence": fault.sentence, "remedy": fault.remedy},
+        )
         for fault in checked.faults
         if fault.severe
     )
@@ -166,7 +172,7 @@ def _diagnose_log(log: TrainingLog, file: LogFile, dataset: str | None, planned_
         last_per=last,
         last_step=log.last_step,
         causes=causes,
-        suggestion=first_suggestion(lead, causes, measurements),
+        suggestion=first_suggestion(lead, causes),
         name=log.name,
         source=file.source,
         dataset=dataset,
@@ -215,6 +221,8 @@ def _repeated_runs(file: LogFile) -> tuple[str, ...]:
 _BEST_OF_24 = 0.137  # lowest published error rate of a single decoder on '24
 _ABOVE_ONE, _FAR_ABOVE_ONE = 1.02, 2.0  # initial error rates: many insertions on '25, hardly any on '24
 _SUMMED_LOSS = 100.0  # an initial loss this high is a sum over phonemes, as the '25 trainer logs it
+_COMPARABLE = 2500  # batches; a shorter run is at no level that published runs could be compared with
+_MIN_SESSIONS = 20  # sessions in a log of a complete release; fewer are a part of it, or other data with such names
 _DECAYED = 0.05  # fraction of the peak: a learning rate this low has reached the end of its schedule
 _FINE_INTERVAL = 0.025  # fraction of the planned steps: the last evaluation may lie this far before the end
 _USUAL_STEPS = tuple(1000 * n for n in (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100, 120, 150))
@@ -223,48 +231,62 @@ _USUAL_STEPS = tuple(1000 * n for n in (10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 
 def measure(
     log: TrainingLog, dataset: str | None = None, planned: int | None = None
 ) -> tuple[Measurements, str | None, tuple[str, ...]]:
-    """The measurements of a log, its data set, and sentences about what was inferred."""
+    """The measurements of a log, its data set, and sentences about what was inferred.
+
+    A data set that is only assumed gives the reference level, but no advice and no planned length depend on it.
+    """
     inferences = []
+    level_of = dataset
     if dataset is None:
-        dataset, reason = _infer_dataset(log)
+        dataset, level_of, reason = _infer_dataset(log)
         inferences.append(reason)
     if planned is None:
-        planned, reason = _infer_planned_steps(log, dataset)
+        planned, reason = _infer_planned_steps(log, dataset, level_of)
         inferences.append(reason)
     reference = expected = None
-    if dataset and log.error_name == "PER":
-        reference = reference_level(dataset)
-    if dataset and log.per.unit == "batches" and len(log.per):
-        expected = expected_rate(dataset, float(log.per.steps[-1]))
+    if level_of and log.error_name == "PER":
+        reference = reference_level(level_of)
+        if log.per.unit == "batches" and len(log.per):
+            expected = expected_rate(level_of, float(log.per.steps[-1]))
     measurements = Measurements(log, reference, expected, planned, dataset)
     return measurements, dataset, tuple(reason for reason in inferences if reason)
 
 
-def _infer_dataset(log: TrainingLog) -> tuple[str | None, str]:
-    """The data set stated by the file, else inferred: '24, the more lenient reference, unless the curve shows '25."""
-    if log.dataset:
-        return log.dataset, f"data set {log.dataset}: {log.dataset_because}"
+def _infer_dataset(log: TrainingLog) -> tuple[str | None, str | None, str]:
+    """The data set that the file states, the one whose level is assumed, and why."""
+    if log.is_arcuate and not log.dataset:
+        return None, None, "not a published data set, so there is no reference curve"
+    if log.dataset and not 0 < log.n_named_sessions < _MIN_SESSIONS:
+        return log.dataset, log.dataset, f"data set {log.dataset}: {log.dataset_because}"
     per = log.per.finite
-    if log.is_arcuate:
-        return None, "not a published data set, so there is no reference curve"
     if not len(per):
-        return None, ""
+        return None, None, ""
+    unknown = "data set unknown, so no advice depends on it (--dataset states it)"
+    if log.dataset:
+        part = f"the names of {log.n_named_sessions} sessions are those of {log.dataset}, but not those of its release"
+        return None, None, f"{unknown}: {part}"
+    if per.unit in ("batches", "steps") and per.steps[-1] < _COMPARABLE:
+        return None, None, f"{unknown}, and the run is too short for a comparison with published runs"
+    assumed, reason = _resembles(log, per)
+    return None, assumed, f"{unknown}; its error rates are compared with {assumed}: {reason}"
+
+
+def _resembles(log: TrainingLog, per: Series) -> tuple[str, str]:
+    """The release that a curve resembles: '24, the more lenient reference, unless the curve shows '25."""
     first_losses = [s.finite.values[0] for s in (log.val_loss, log.train_loss) if len(s.finite)]
     first_loss = max(first_losses, default=None)
     first_rate, best_rate = float(per.values[0]), float(per.values.min())
     summed = first_loss is None or first_loss > _SUMMED_LOSS
     if best_rate < _BEST_OF_24:
-        reason = f"no published decoder reaches an error rate of {percent(best_rate)} on '24"
-    elif first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
-        reason = f"the initial error rate is {percent(first_rate)}, above 100 %"
-    elif first_loss is not None and summed:
-        reason = f"an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
-    else:
-        return "b2t24", "data set b2t24: nothing in the curve indicates '25, so the more lenient reference is used"
-    return "b2t25", f"data set b2t25: {reason}"
+        return "b2t25", f"no published decoder reaches an error rate of {percent(best_rate)} on '24"
+    if first_rate > (_ABOVE_ONE if summed else _FAR_ABOVE_ONE):
+        return "b2t25", f"the initial error rate is {percent(first_rate)}, above 100 %"
+    if first_loss is not None and summed:
+        return "b2t25", f"an initial loss of {first_loss:.0f} is a sum over phonemes, as in its trainer"
+    return "b2t24", "nothing in the curve indicates '25, so the more lenient reference is used"
 
 
-def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | None, str]:
+def _infer_planned_steps(log: TrainingLog, dataset: str | None, level_of: str | None) -> tuple[int | None, str]:
     """The length stated by the file, else inferred from where the run stopped, else the official length."""
     if log.planned:
         return log.planned, f"planned steps {log.planned:,}: {log.planned_because}"
@@ -285,9 +307,9 @@ def _infer_planned_steps(log: TrainingLog, dataset: str | None) -> tuple[int | N
     for n in _USUAL_STEPS:
         if last - 1 <= n <= last + spacing and spacing <= _FINE_INTERVAL * n:
             return n, f"planned steps {n:,}: the run stopped where a schedule of this length ends"
-    if dataset is not None and last < OFFICIAL_STEPS[dataset]:
-        official = OFFICIAL_STEPS[dataset]
-        return official, f"planned steps {official:,}: the official length on {dataset}"
+    if (official := dataset or level_of) is not None and last < OFFICIAL_STEPS[official]:
+        steps = OFFICIAL_STEPS[official]
+        return steps, f"planned steps {steps:,}: the official length on {official}"
     return None, ""
 
 

@@ -1,4 +1,4 @@
-"""`Measurements`: the quantities that the rules use, computed once from a log."""
+"""`Measurements`: the quantities that rules and causes use, computed once from a log."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +13,13 @@ _OUTLIER = 0.9  # an evaluation below this fraction of the smoothed minimum is r
 _NEARLY_FINISHED = 0.95  # fraction of the planned steps that counts as finished
 _MEMORISED = 0.002  # fraction of the initial training loss; smaller differences are noise between batches
 CONSTANT_OUTPUT_PER = 0.8  # error rate that a constant output reaches
+BLANK_PER = 0.93  # error rate of an output that is almost only blanks
+RANDOM_PER = 0.7  # lowest error rate that the random output of an untrained model reaches
+_FALLEN = 0.8  # fraction of the first fall of the loss after which a model is no longer untrained
+_HIGH_START = 1.5  # first / lowest validation loss from which the log shows that first fall
 _MIN_LOSS_DROP = 0.05  # a training loss that fell by less has not changed
 _WARMUP_BATCHES = 500  # every recipe is still warming up before this batch
+_AT_PLATEAU = 1.05  # multiple of the best error rate within which a run counts as flat
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Measurements:
         """Whether no error rate was logged, so that only the shape of the loss can be judged."""
         return not len(self.log.per)
 
+    # Evaluations.
+
     @cached_property
     def evaluations(self) -> Series:
         return self.log.judged.finite
@@ -57,18 +64,52 @@ class Measurements:
         return running_median(values) if self.n >= _MIN_SMOOTHED else values
 
     @cached_property
+    def _first_fall(self) -> float | None:
+        """The step at which the validation loss ended its first fall, from the level of an untrained model.
+
+        None if the log does not show that fall.
+        """
+        loss = self.log.val_loss.finite
+        if self.loss_only or len(loss) < 4 or loss.unit != self.evaluations.unit or loss.values[0] <= 0:
+            return None
+        first, low = float(loss.values[0]), float(running_median(loss.values).min())
+        if first < _HIGH_START * low or self.evaluations.values[0] < RANDOM_PER:
+            return None
+        return float(loss.steps[np.flatnonzero(loss.values <= first - _FALLEN * (first - low))[0]])
+
+    @cached_property
+    def first_fall_share(self) -> float | None:
+        """Fraction of the run that the first fall of the loss took."""
+        span = self.last_step - self.first_step if self.n > 1 else 0.0
+        return None if self._first_fall is None or span <= 0 else (self._first_fall - self.first_step) / span
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """A mask of evaluations without those of an untrained model.
+
+        Random output can have a lower error rate than blanks, so a high rate while the loss was still near its start
+        is not something that the run had reached.
+        """
+        if self._first_fall is None:
+            return np.ones(self.n, dtype=bool)
+        mask = (self.evaluations.steps >= self._first_fall) | (self.evaluations.values < RANDOM_PER)
+        return mask if mask.any() else np.ones(self.n, dtype=bool)
+
+    @cached_property
     def _best_index(self) -> int:
         """The lowest evaluation near the smoothed minimum, or a lower one too far below it to be noise."""
-        values, smooth = self.evaluations.values, int(self.smoothed.argmin())
+        values = np.where(self.trained, self.evaluations.values, np.inf)
+        smoothed = np.where(self.trained, self.smoothed, np.inf)
+        smooth = int(smoothed.argmin())
         lowest, start = int(values.argmin()), max(0, smooth - 1)
-        if values[lowest] < _OUTLIER * self.smoothed[smooth]:
+        if values[lowest] < _OUTLIER * smoothed[smooth]:
             return lowest
         return start + int(values[start : smooth + 2].argmin())
 
     @cached_property
     def best(self) -> float:
         """The smoothed minimum, with which later evaluations are compared."""
-        raw, smooth = self.best_raw, float(self.smoothed.min())
+        raw, smooth = self.best_raw, float(self.smoothed[self.trained].min())
         return raw if raw < _OUTLIER * smooth else smooth
 
     @property
@@ -79,6 +120,11 @@ class Measurements:
     @cached_property
     def best_step(self) -> int:
         return int(self.evaluations.steps[self._best_index])
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the error rate ever left the level of a constant output, by more than its noise."""
+        return self.n > 0 and not self.loss_only and self.best < CONSTANT_OUTPUT_PER * (1 - 3 * self.noise)
 
     @cached_property
     def end(self) -> float:
@@ -132,6 +178,12 @@ class Measurements:
         return self.end / self.best - 1 if self.best > 0 else 0.0
 
     @cached_property
+    def flat_since(self) -> int:
+        """The first evaluation within 5 % of the best."""
+        near = np.flatnonzero(self.trained & (self.smoothed <= _AT_PLATEAU * self.best))
+        return int(self.evaluations.steps[near[0]])
+
+    @cached_property
     def frozen_since(self) -> int | None:
         """The step since which all evaluations are identical, if they are at least four and at least 25 % of all."""
         values = self.evaluations.values
@@ -148,6 +200,30 @@ class Measurements:
         return None if self.reference is None or self.loss_only else self.best / self.reference
 
     @cached_property
+    def noise(self) -> float:
+        """Relative noise of neighbouring evaluations in the second half."""
+        return self._noise(self.evaluations)
+
+    @cached_property
+    def loss_noise(self) -> float:
+        """The same for the validation loss."""
+        return self._noise(self.log.val_loss.finite) if len(self.log.val_loss) else 0.0
+
+    def _noise(self, series: Series) -> float:
+        """Relative noise of neighbouring values in the second half.
+
+        Second differences remove the trend: var(x[i-1] - 2 x[i] + x[i+1]) = 6 var(x) for independent noise. The median
+        absolute deviation, times 1.4826, is a robust estimate of the standard deviation.
+        """
+        late = series.values[len(series) // 2 :]
+        if len(late) < 5 or late.min() <= 0:
+            return 0.0
+        curvature = np.diff(np.log(late), 2)
+        return float(1.4826 * np.median(np.abs(curvature)) / np.sqrt(6))
+
+    # Losses.
+
+    @cached_property
     def val_loss_rise(self) -> tuple[float, int] | None:
         """The rise of the validation loss above its minimum at the end, and the step of the minimum."""
         loss = self.log.val_loss.finite
@@ -159,6 +235,52 @@ class Measurements:
             return None
         end = np.median(loss.values[-3:]) if len(loss) >= _MIN_SMOOTHED else loss.values[-1]
         return float(end / smooth[lowest] - 1), int(loss.steps[lowest])
+
+    @cached_property
+    def late_val_loss(self) -> float | None:
+        """Relative change of the validation loss over the last third; negative means that it fell."""
+        loss = self.log.val_loss.finite
+        if len(loss) < _MIN_SMOOTHED:
+            return None
+        level = running_median(loss.values)
+        before = level[2 * len(level) // 3]
+        return float(level[-1] / before - 1) if before > 0 else None
+
+    @cached_property
+    def chance_loss(self) -> float | None:
+        """The validation loss of an output that does not depend on the input: where its first fall ended."""
+        loss = self.log.val_loss.finite
+        if self._first_fall is None:
+            return None
+        at = int(np.searchsorted(loss.steps, self._first_fall))
+        blank = self.value_at(float(loss.steps[at])) >= CONSTANT_OUTPUT_PER
+        return float(loss.values[at]) if blank else None
+
+    @cached_property
+    def val_of_chance(self) -> float | None:
+        """The last validation loss / that of an output that does not depend on the input."""
+        loss = self.log.val_loss.finite.values
+        return None if self.chance_loss is None else float(np.median(loss[-3:])) / self.chance_loss
+
+    @cached_property
+    def loss_gap(self) -> float | None:
+        """Validation / training loss at the end; None if they are not comparable.
+
+        They are comparable if the log starts before the model was trained and both start at a similar level.
+        """
+        train, val = self.log.train_loss.finite, self.log.val_loss.finite
+        if len(train) < 6 or len(val) < 4 or self._first_fall is None:
+            return None
+        late = float(np.median(train.values[-max(3, len(train) // 8) :]))
+        similar = 0.4 <= float(val.values[0]) / max(float(train.values[:3].max()), 1e-9) <= 2.5
+        return float(np.median(val.values[-3:])) / late if similar and late > 0 else None
+
+    @cached_property
+    def train_of_chance(self) -> float | None:
+        """The last training loss / the loss of an output that does not depend on the input."""
+        if self.loss_gap is None or self.val_of_chance is None:
+            return None
+        return self.val_of_chance / self.loss_gap
 
     @cached_property
     def train_loss_trend(self) -> float | None:
@@ -195,18 +317,7 @@ class Measurements:
         before, after = float(np.median(train[:third])), float(np.median(train[-third:]))
         return (before, after) if after > (1 - _MIN_LOSS_DROP) * before else None
 
-    @cached_property
-    def noise(self) -> float:
-        """Relative noise of neighbouring evaluations in the second half.
-
-        Second differences remove the trend: var(x[i-1] - 2 x[i] + x[i+1]) = 6 var(x) for independent noise. The median
-        absolute deviation, times 1.4826, is a robust estimate of the standard deviation.
-        """
-        late = self.evaluations.between(self.step_at(1 / 2), self.last_step).values
-        if len(late) < 5 or late.min() <= 0:
-            return 0.0
-        curvature = np.diff(np.log(late), 2)
-        return float(1.4826 * np.median(np.abs(curvature)) / np.sqrt(6))
+    # Progress through the plan.
 
     @property
     def in_warmup(self) -> bool:
@@ -231,16 +342,20 @@ class Measurements:
         return float(np.median(np.diff(self.evaluations.steps))) if self.n > 1 else 0.0
 
 
-# Signs of an explosion: non-finite values, and jumps after which the error rate is worse.
+# Signs of an explosion: non-finite values, and quantities that leave their level for good.
 
-_JUMP = 10.0  # ratio that counts as a jump
-_MIN_JUMP_LOSS = 0.1  # fraction of the initial loss; late in a good run single batches differ by a factor of ten
-_DAMAGE = 0.15  # relative rise of the error rate after a jump
+_DEPARTED = 10.0  # ratio to the level before that counts as a departure
+_DATED = {"loss": 1.5, "norm": 3.0}  # ratio from which a departure is dated
+_MIN_LOSS = 0.1  # fraction of the initial loss; late in a good run single batches differ by a factor of ten
+_EXPLODED = 100.0  # ratio that is an explosion in a run that has not learnt anything
+_DAMAGE = 0.15  # relative rise of the error rate after a departure
+_STAYS_HIGH = 3.0  # last / lowest loss of a run that has not recovered
+_MAX_SPIKES = 3
 
 
 @dataclass(frozen=True)
 class Instability:
-    """A sign of an explosion: the first step that shows it, and the evidence."""
+    """A sign of an explosion: its onset, and the evidence."""
 
     step: int
     evidence: tuple[str, ...]
@@ -261,9 +376,14 @@ def non_finite_losses(log: TrainingLog) -> Instability | None:
 
 
 def non_finite_gradients(log: TrainingLog) -> Instability | None:
-    """Gradient norms that are not finite; with a loss scaler a few of them are normal."""
+    """Gradient norms that are not finite, also in an error message that ended the run."""
     steps = log.grad_norm.non_finite_steps
-    return Instability(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),)) if len(steps) else None
+    if len(steps):
+        return Instability(int(steps[0]), (_non_finite_text("gradient norm", log.grad_norm),))
+    if log.crashed_non_finite and log.last_step is not None:
+        text = f"the run ended after step {log.last_step:,} because a gradient or loss was not finite"
+        return Instability(log.last_step, (text,))
+    return None
 
 
 def _non_finite_text(name: str, series: Series) -> str:
@@ -271,54 +391,78 @@ def _non_finite_text(name: str, series: Series) -> str:
     return f"{name} is not finite at {len(steps):,} of {len(series):,} points, from step {int(steps[0]):,}"
 
 
-def first_jump(m: Measurements) -> Instability | None:
-    """The first rise by an order of magnitude after which the error rate was worse."""
-    jumps = (
-        _loss_jump("validation loss", m.log.val_loss, m),
-        _loss_jump("training loss", m.log.train_loss, m),
-        _gradient_jump(m),
+def loss_stays_high(m: Measurements) -> bool:
+    """Whether a loss ended at several times its lowest level, which no over-confident but accurate model reaches."""
+    for series in (m.log.train_loss.finite, m.log.val_loss.finite):
+        level = running_median(series.values)
+        if len(level) >= 5 and level[-1] >= _STAYS_HIGH * level.min() and level[-1] >= 0.5 * series.values[0]:
+            return True
+    return False
+
+
+def first_departure(m: Measurements) -> Instability | None:
+    """The first quantity that rises by an order of magnitude and stays there, if the run suffered from it."""
+    log = m.log
+    quantities = (
+        ("validation loss", log.val_loss, "loss"),
+        ("training loss", log.train_loss, "loss"),
+        ("gradient norm", log.grad_norm, "norm"),
     )
-    return min((jump for jump in jumps if jump is not None), key=lambda j: j.step, default=None)
+    found = [d for name, series, kind in quantities if (d := _departure(name, series, kind, m)) is not None]
+    return min(found, key=lambda d: d.step, default=None)
 
 
-def _loss_jump(name: str, series: Series, m: Measurements) -> Instability | None:
+def _departure(name: str, series: Series, kind: str, m: Measurements) -> Instability | None:
     series = series.finite.downsample()
-    if len(series) < 5:
+    if len(series) < 5 or m.n < 2 or m.evaluations.unit != series.unit:
         return None
     level = running_median(series.values)
-    lowest = np.minimum.accumulate(level)
-    high = (level >= _JUMP * lowest) & (level >= _MIN_JUMP_LOSS * np.median(series.values[:3]))
-    return _first_damaging(name, series, level / np.maximum(lowest, 1e-12), high, m)
-
-
-def _gradient_jump(m: Measurements) -> Instability | None:
-    """Gradient norms against their median so far, without the first steps of the run."""
-    series = m.log.grad_norm.finite.downsample()
-    if len(series) < 20:
-        return None
-    level = running_median(series.values)
-    start = max(3, len(level) // 20)
-    usual = np.array([np.median(level[start : max(i, start) + 1]) for i in range(len(level))])
-    high = (level >= _JUMP * usual) & (np.arange(len(level)) >= start)
-    return _first_damaging("gradient norm", series, level / np.maximum(usual, 1e-12), high, m)
-
-
-def _first_damaging(
-    name: str, series: Series, ratio: np.ndarray, high: np.ndarray, m: Measurements
-) -> Instability | None:
-    """The first of the high points after which evaluations were worse than the best before."""
-    evaluations = m.evaluations
-    if m.n < 2 or evaluations.unit != series.unit:
-        return None
+    lowest = np.maximum(np.minimum.accumulate(level), 1e-12)
+    if kind == "loss":
+        usual = lowest
+        high = (level >= _DEPARTED * usual) & (level >= _MIN_LOSS * np.median(series.values[:3]))
+    else:
+        start = max(3, len(level) // 20)
+        medians = np.array([np.median(level[min(start, i) : i + 1]) for i in range(len(level))])
+        usual = medians if m.learnt else lowest
+        high = level >= _DEPARTED * usual
+        high[: start if m.learnt else 1] = False
     for i in np.flatnonzero(high)[:50]:
-        step = float(series.steps[i])
-        earlier = m.smoothed[evaluations.steps <= step]
-        later = m.smoothed[evaluations.steps >= step][:3]
-        if len(earlier) and len(later) and float(np.median(later)) > (1 + _DAMAGE) * float(earlier.min()):
-            evidence = (
-                f"{name} jumped to {ratio[i]:.0f} times its level at step {int(step):,}",
-                f"{m.log.error_name} was worse afterwards: {m.shown(float(np.median(later)))},"
-                f" {m.shown(float(earlier.min()))} before",
+        if (damage := _damage(m, float(series.steps[i]), level[i] / usual[i])) is not None:
+            low = series.values < _DATED[kind] * usual[i]
+            onset = int(np.flatnonzero(low[:i])[-1]) + 1 if low[:i].any() else 0
+            peak = float(series.values[onset : i + 2].max())
+            text = (
+                f"{name} left its level of {usual[i]:.3g} at step {int(series.steps[onset]):,} and reached {peak:.3g}"
             )
-            return Instability(int(step), evidence)
+            return Instability(int(series.steps[onset]), (text, damage))
     return None
+
+
+def _damage(m: Measurements, step: float, ratio: float) -> str | None:
+    """What the run lost after a step at which a quantity rose by `ratio`, as evidence; None if nothing."""
+    steps = m.evaluations.steps
+    earlier, later = m.smoothed[(steps <= step) & m.trained], m.smoothed[steps >= step][:3]
+    if len(earlier) and len(later) and float(np.median(later)) > (1 + _DAMAGE) * float(earlier.min()):
+        return (
+            f"{m.log.error_name} was worse afterwards: {m.shown(float(np.median(later)))},"
+            f" {m.shown(float(earlier.min()))} before"
+        )
+    if not m.loss_only and m.best >= RANDOM_PER and (ratio >= _EXPLODED or loss_stays_high(m)):
+        return f"{m.log.error_name} never fell below {m.shown(m.best_raw)}"
+    return None
+
+
+def gradient_spikes(m: Measurements) -> tuple[str, ...]:
+    """Single gradient norms far above those before and after them, as evidence."""
+    series = m.log.grad_norm.finite
+    if len(series) < 20:
+        return ()
+    around = running_median(series.values, 11)
+    start = max(3, len(series) // 20)
+    spikes = [i for i in range(start, len(series)) if series.values[i] >= _DEPARTED * around[i] > 0]
+    if not spikes or len(spikes) > 0.1 * len(series):
+        return ()
+    listed = ", ".join(f"{int(series.steps[i]):,} ({series.values[i]:.3g})" for i in spikes[:_MAX_SPIKES])
+    more = f" and {len(spikes) - _MAX_SPIKES} more" if len(spikes) > _MAX_SPIKES else ""
+    return (f"the gradient norm rose for a moment to ten times its usual level or more at step {listed}{more}",)

@@ -14,7 +14,7 @@ import numpy as np
 
 from arcuate.config import to_tree
 from arcuate.data.alphabet import error_rate_name, recorded_classes
-from arcuate.doctor.columns import Collector, Metadata, detect_dataset, flatten, scan_config
+from arcuate.doctor.columns import SESSION, Collector, Metadata, detect_dataset, flatten, scan_config
 from arcuate.doctor.read_formats import (
     find_delimiter,
     is_event_file,
@@ -212,7 +212,9 @@ def _is_pickle(path: Path, head: bytes) -> bool:
 
 
 def _read_text_file(path: Path, head: bytes, encoding: str, collector: Collector) -> str:
-    lines = head.decode(encoding, errors="replace").splitlines()
+    text = head.decode(encoding, errors="replace")
+    collector.metadata.sessions.update(SESSION.findall(text))
+    lines = text.splitlines()
     filled = [line.strip() for line in lines if line.strip()]
     blocks = line_blocks(path, encoding)
     if _is_json_document(filled) and read_json_document(path, encoding, collector):
@@ -281,6 +283,7 @@ def _apply_metadata(logs: Sequence[TrainingLog], metadata: Metadata) -> list[Tra
             planned_because=planned_because,
             dataset=dataset,
             dataset_because=dataset_because,
+            n_named_sessions=len(metadata.sessions),
             reported_finished=metadata.n_finished >= len(logs),
         )
         for i, log in enumerate(logs)

@@ -5,226 +5,47 @@ from the packaged recipe that the run is derived from, and if it explains what t
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from arcuate.config import to_yaml_line
+from arcuate.doctor.causes import Cause, settings_to_changes
 from arcuate.doctor.measurements import Measurements
-from arcuate.doctor.step_size import StepSize
+from arcuate.doctor.updates import Updates
 from arcuate.progress import logger as _logger
+from arcuate.progress import percent
 
-CERTAIN = 1.6  # score of a cause that the log proves
-STRONG = 0.6  # score above which a cause belongs to the remedy even if it is not the first
 _RELEVANT = 0.25  # score below which a setting is not mentioned
 _PROVISIONAL = 0.4  # the same with too few evaluations for a verdict
 _OF_HEALTHY = 0.5  # the same for a run with nothing wrong in its curves
-_EXPLAINS, _UNRELATED = 1.0, 0.4  # factor on the score if the setting does or does not explain the verdict
+_UNRELATED = 0.4  # factor on the score of a setting that does not explain the verdict
 _AS_PACKAGED = 0.3  # factor on the score of a setting that has the value of the packaged recipe
 _CHANGED, _PER_DECADE = 0.3, 0.3  # score of a changed setting, and of each factor of ten of the change
 _MAX_DECADES = 2.0
+_TYPICAL_BINS = 300  # median length of a trial: 6 s
 
 UNSTABLE, STUCK, SLOW, OVERFIT = "unstable", "stuck", "slow", "overfit"
+Settings = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A likely cause, the evidence for it, and the change that would test it."""
+class Check(NamedTuple):
+    """One quantity of a recipe and its range in official, published and packaged recipes that reach their results."""
 
-    cause: str
-    because: str
-    change: str  # in words, with settings as key=value
-    factor: str = ""  # learning_rate, eps, clipping, …
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the settings of the change
-    score: float = field(default=0.0, repr=False, compare=False)  # strength of the evidence in the recipe
-
-
-def make_cause(
-    factor: str, cause: str, because: str, settings: Mapping[str, Any], words: str = "", score: float = 0.0
-) -> Cause:
-    """A cause whose change is a set of settings; `words` are appended to their description."""
-    assignments = " ".join(f"{key}={to_yaml_line(value)}" for key, value in settings.items())
-    return Cause(cause, because, f"{assignments}{words}", factor, settings, score)
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """The range of a setting in recipes that work, a default, and the symptoms that a value outside explains."""
-
+    setting: str
     factor: str
-    low: float | None
-    high: float | None
-    default: float
-    too_high: str = ""
-    too_low: str = ""
-    explains: tuple[str, ...] = (STUCK, SLOW)
+    problem: str
+    low: float | None = None
+    high: float | None = None
+    wrong: frozenset[str] = frozenset()  # values that rarely work
+    default: Any = None  # used if the packaged recipe has no usable value
+    symptoms: frozenset[str] = frozenset({STUCK, SLOW})
+    base: float = 0.2  # score of a value just outside the range
+    quantity: Callable[[Settings], float | str | None] | None = None  # by default the value of the setting
+    reason: str = ""  # the evidence if it is not the value of the setting: {value}, {percent} or other settings
+    changes: Callable[[Settings, Settings], Settings] | None = None  # by default the packaged value or `default`
 
 
-# Ranges of the official, published and packaged recipes that reach their reported error rates.
-_LIMITS: dict[str, _Limits] = {
-    "optimizer.weight_decay.weights": _Limits(
-        "weight_decay", None, 0.1, 0.001, "weight decay pulls all weights towards zero faster than they are learnt"
-    ),
-    "optimizer.weight_decay.session_layers": _Limits(
-        "weight_decay", None, 0.1, 0.0, "weight decay pulls the session layers towards zero"
-    ),
-    "optimizer.weight_decay.biases": _Limits(
-        "weight_decay", None, 0.1, 0.0, "weight decay pulls the biases towards zero"
-    ),
-    "encoder.dropout": _Limits("dropout", None, 0.5, 0.3, "dropout removes most of the signal between layers"),
-    "encoder.input_dropout": _Limits("dropout", None, 0.5, 0.2, "dropout removes most of the input of the encoder"),
-    "encoder.attention_dropout": _Limits("dropout", None, 0.5, 0.2, "dropout removes most of the attention weights"),
-    "front_end.session_layer.dropout": _Limits("dropout", None, 0.5, 0.1, "dropout removes most of the input"),
-    "augment.white_noise_sd": _Limits("noise", None, 1.2, 0.5, "the noise is larger than the signal, whose SD is 1"),
-    "augment.offset_sd": _Limits("noise", None, 0.6, 0.2, "random offsets are as large as the signal"),
-    "augment.random_walk_sd": _Limits("noise", None, 0.1, 0.0, "the random walk grows larger than the signal"),
-    "augment.random_cut": _Limits("augmentation", None, 20, 3, "the start of the sentence is cut off"),
-    "augment.speckle": _Limits("masks", None, 0.3, 0.0, "a large part of all values is set to zero"),
-    "front_end.smoothing.sd": _Limits("smoothing", None, 4.0, 2.0, "smoothing blurs neighbouring phonemes"),
-    "front_end.patch.stride": _Limits("frame_rate", None, 6, 4, "there are too few frames for the phonemes of a trial"),
-    "data.batching.batch_size": _Limits(
-        "batch_size", 4, None, 16, too_low="the gradient of a batch this small is mostly noise",
-        explains=(UNSTABLE, STUCK, SLOW),
-    ),
-    "train.clip_norm": _Limits(
-        "clipping", 0.1, 100.0, 1.0, "gradients are hardly ever clipped", "nearly every gradient is scaled down",
-        (UNSTABLE, STUCK, SLOW),
-    ),
-    "loss.ctc.weight": _Limits("loss_weight", 0.1, 10.0, 1.0, "the loss is scaled up", "the loss is scaled down"),
-}  # fmt: skip
-
-# Settings whose difference from the packaged recipe can explain a failure, and the factor they belong to.
-_FACTORS = {
-    "optimizer.kind": "optimizer", "optimizer.eps": "eps", "optimizer.betas": "optimizer",
-    "optimizer.momentum": "optimizer", "loss.ctc.reduction": "loss_reduction", "loss.ctc.zero_infinity": "precision",
-    "train.precision.kind": "precision", "train.accumulate": "batch_size", "front_end.normalise": "normalisation",
-    "front_end.log1p": "normalisation", "front_end.session_layer.enabled": "session_layers",
-    "front_end.smoothing.taps": "smoothing", "front_end.patch.bins": "frame_rate", "ema.decay": "averaging",
-    "data.batching.kind": "batch_size", "output_init": "initialisation",
-    **{key: limits.factor for key, limits in _LIMITS.items()},
-    **{f"augment.time_masks.{key}": "masks" for key in ("n_masks", "max_fraction", "max_bins", "probability")},
-    **{f"augment.feature_masks.{key}": "masks" for key in ("n_masks", "max_channels", "probability")},
-    "augment.gain_sd": "noise",
-}  # fmt: skip
-_SCHEDULE_LENGTHS = ("warmup_steps", "warmup_fraction", "pct_start", "decay_steps", "hold_steps", "cycle_steps")
-
-
-def check_recipe(m: Measurements, symptoms: frozenset[str], step: StepSize, provisional: bool = False) -> list[Cause]:
-    """Suspected settings, highest score first; one cause per factor.
-
-    `provisional`: there are too few evaluations for a verdict, so weak suspicions are left out.
-    """
-    settings = m.log.settings
-    if not settings:
-        return []
-    found = [
-        *_out_of_range(m, symptoms),
-        *_masks_and_gain(m, symptoms),
-        *_schedule_shape(m, symptoms),
-        *_categories(m, symptoms),
-        *_changed(m, symptoms, step),
-    ]
-    limit = _OF_HEALTHY if not symptoms else _PROVISIONAL if provisional else _RELEVANT
-    found = [cause for cause in found if cause.score >= limit]
-    best: dict[str, Cause] = {}
-    for cause in sorted(found, key=lambda c: -c.score):
-        best.setdefault(cause.factor, cause)
-    _logger.debug("suspected settings: %s", [(c.factor, round(c.score, 2)) for c in best.values()])
-    return list(best.values())
-
-
-def packaged_value(m: Measurements, key: str, default: Any) -> Any:
-    """The value of the packaged recipe that the run is derived from, if it is usable; else the given one."""
-    value = m.log.parent_settings.get(key, default)
-    limits = _LIMITS.get(key)
-    if limits is not None and isinstance(value, (int, float)) and _decades_outside(value, limits) > 0:
-        return default
-    return default if value is None else value
-
-
-def _out_of_range(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
-    for key, limits in _LIMITS.items():
-        value = m.log.settings.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
-        if key == "data.batching.batch_size":
-            value *= m.log.settings.get("train.accumulate", 1)
-        outside = _decades_outside(value, limits)
-        if outside <= 0:
-            continue
-        high = limits.high is not None and value > limits.high
-        score = _score(m, key, outside + 0.2, bool(symptoms & set(limits.explains)))
-        bound = f"at most {limits.high:g}" if high else f"at least {limits.low:g}"
-        because = f"{key} is {value:g}; recipes that work have {bound}{_compared(m, key)}"
-        default = packaged_value(m, key, limits.default)
-        if key == "data.batching.batch_size" and m.log.settings.get(key) == default:
-            continue
-        yield make_cause(
-            limits.factor, limits.too_high if high else limits.too_low, because, {key: default}, score=score
-        )
-
-
-def _decades_outside(value: float, limits: _Limits) -> float:
-    """How far a value lies outside its range, in factors of ten; dropout as a fraction of the distance to 1."""
-    if limits.high is not None and value > limits.high:
-        if limits.factor == "dropout":
-            return (value - limits.high) / (1 - limits.high)
-        return min(_MAX_DECADES, math.log10(value / limits.high))
-    if limits.low is not None and value < limits.low:
-        return min(_MAX_DECADES, math.log10(limits.low / max(value, 1e-12)))
-    return 0.0
-
-
-def _score(m: Measurements, key: str, severity: float, explains: bool) -> float:
-    """Severity, weighted by whether it explains the log and by the comparison with the packaged recipe."""
-    score = severity * (_EXPLAINS if explains else _UNRELATED)
-    if key in m.log.parent_settings:
-        same = m.log.parent_settings[key] == m.log.settings.get(key)
-        score = score * _AS_PACKAGED if same else score + _CHANGED
-    return score
-
-
-def _compared(m: Measurements, key: str) -> str:
-    """A clause with the value of the packaged recipe, if it differs."""
-    packaged = m.log.parent_settings.get(key)
-    if not m.log.parent or key not in m.log.parent_settings or packaged == m.log.settings.get(key):
-        return ""
-    return f" ({to_yaml_line(packaged)} in {m.log.parent})"
-
-
-_MAX_MASKED, _MAX_MASKED_CHANNELS = 0.55, 0.3  # fraction of a trial, or of its channels, hidden on average
-_MAX_GAIN_NOISE = 1.0  # SD of the noise that a random mixing of channels adds
-
-
-def _masks_and_gain(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
-    settings = m.log.settings
-    explains = bool(symptoms & {STUCK, SLOW})
-    masked = masked_fraction(settings)
-    if masked > _MAX_MASKED:
-        score = _score(m, "augment.time_masks.n_masks", 0.3 + 1.5 * (masked - _MAX_MASKED), explains)
-        packaged = {k: v for k, v in m.log.parent_settings.items() if k.startswith("augment.time_masks.")}
-        fits = packaged.get("augment.time_masks.n_masks") and masked_fraction(packaged) <= _MAX_MASKED
-        change = packaged if fits else {"augment.time_masks.n_masks": 0}
-        because = f"time masks hide {100 * masked:.0f} % of a trial on average; recipes that work hide at most half"
-        yield make_cause("masks", "masks hide most of every trial", because, change, score=score)
-    n_channels = m.log.n_channels or 256
-    n_masks = settings.get("augment.feature_masks.n_masks") or 0
-    width = min(settings.get("augment.feature_masks.max_channels") or 0, n_channels)
-    probability = settings.get("augment.feature_masks.probability", 1.0)
-    hidden = probability * (1 - math.exp(-(n_masks + 1) / 2 * width / 2 / n_channels)) if n_masks else 0.0
-    if hidden > _MAX_MASKED_CHANNELS:
-        score = _score(m, "augment.feature_masks.n_masks", 0.3 + hidden - _MAX_MASKED_CHANNELS, explains)
-        because = f"channel masks hide {100 * hidden:.0f} % of the channels on average"
-        change = {"augment.feature_masks.n_masks": 0}
-        yield make_cause("masks", "masks hide most of every trial", because, change, score=score)
-    noise = (settings.get("augment.gain_sd") or 0.0) * math.sqrt(n_channels)
-    if noise > _MAX_GAIN_NOISE:
-        score = _score(m, "augment.gain_sd", 0.3 + math.log10(noise / _MAX_GAIN_NOISE), explains)
-        because = f"random mixing of {n_channels} channels adds noise with an SD of {noise:.2g}; the signal has 1"
-        yield make_cause("noise", "the noise is larger than the signal", because, {"augment.gain_sd": 0.0}, score=score)
-
-
-def masked_fraction(settings: Mapping[str, Any]) -> float:
+def masked_fraction(settings: Settings) -> float:
     """Average fraction of a trial that time masks hide; masks may overlap."""
     n_masks = settings.get("augment.time_masks.n_masks") or 0
     if not n_masks:
@@ -236,141 +57,281 @@ def masked_fraction(settings: Mapping[str, Any]) -> float:
     return float(settings.get("augment.time_masks.probability", 1.0) * (1 - math.exp(-mean_count * mean_width)))
 
 
-_TYPICAL_BINS = 300  # median length of a trial: 6 s
-_LONG_WARMUP, _EARLY_END = 0.3, 0.5  # fractions of the run
+def _masked_channels(settings: Settings) -> float:
+    n_masks, n_channels = settings.get("augment.feature_masks.n_masks") or 0, settings["n_channels"]
+    if not n_masks:
+        return 0.0
+    width = min(settings.get("augment.feature_masks.max_channels") or 0, n_channels)
+    hidden = 1 - math.exp(-(n_masks + 1) / 2 * width / 2 / n_channels)
+    return float(settings.get("augment.feature_masks.probability", 1.0) * hidden)
 
 
-def _schedule_shape(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
-    """Warm-ups that take a large part of the run, and schedules that end long before it."""
-    settings, packaged = m.log.settings, m.log.parent_settings
-    steps = settings.get("train.steps") or 0
-    kind = settings.get("schedule.kind")
-    explains = bool(symptoms & {STUCK, SLOW})
-    same_kind = packaged.get("schedule.kind") == kind
+def _gain_noise(settings: Settings) -> float:
+    return float((settings.get("augment.gain_sd") or 0.0) * math.sqrt(settings["n_channels"]))
+
+
+def _warmup_share(settings: Settings) -> float | None:
+    """Fraction of the run in which the learning rate rises; half of it for the one-cycle schedule."""
+    steps, kind = settings.get("train.steps") or 0, settings.get("schedule.kind")
+    if not steps:
+        return None
     length = settings.get("schedule.decay_steps") or settings.get("schedule.cycle_steps") or steps
-    warmup = {
-        "warmup_cosine": (settings.get("schedule.warmup_steps") or 0)
-        or (settings.get("schedule.warmup_fraction") or 0.0) * length,
-        "one_cycle": (settings.get("schedule.pct_start") or 0.0) * length,
-    }.get(str(kind), 0)
-    long = _LONG_WARMUP if kind == "warmup_cosine" else 0.6
-    if steps and warmup > long * steps:
-        change: dict[str, Any]
-        if kind == "one_cycle":
-            change = {"schedule.pct_start": 0.3}
-        else:
-            fraction = packaged.get("schedule.warmup_fraction") if same_kind else None
-            fraction = fraction if fraction and fraction <= _LONG_WARMUP else 0.06
-            change = {"schedule.warmup_steps": 0, "schedule.warmup_fraction": fraction}
-        because = f"the learning rate rises for {100 * min(1.0, warmup / steps):.0f} % of the run"
-        score = 0.4 + 0.5 * min(1.0, warmup / steps)
-        yield make_cause("warmup", "the warm-up takes most of the run", because, change,
-                         score=score if explains or symptoms else 0.6 * score)  # fmt: skip
-    ends = settings.get("schedule.decay_steps") or settings.get("schedule.cycle_steps")
-    if steps and ends and ends < _EARLY_END * steps:
-        key = "schedule.decay_steps" if settings.get("schedule.decay_steps") else "schedule.cycle_steps"
-        because = f"the schedule ends at step {ends:,} of {steps:,}"
-        yield make_cause("schedule", "the learning rate decays long before the end of the run", because, {key: None},
-                         score=0.4 + (0.3 if explains else 0.0))  # fmt: skip
+    if kind == "one_cycle":
+        return float(min(1.0, (settings.get("schedule.pct_start") or 0.0) * length / steps) / 2)
+    if kind != "warmup_cosine":
+        return None
+    warmup = settings.get("schedule.warmup_steps") or (settings.get("schedule.warmup_fraction") or 0.0) * length
+    return float(min(1.0, warmup / steps))
 
 
-_MIN_BETA2 = 0.9
+def _shorter_warmup(settings: Settings, packaged: Settings) -> Settings:
+    if settings.get("schedule.kind") == "one_cycle":
+        return {"schedule.pct_start": 0.3}
+    same_kind = packaged.get("schedule.kind") == settings.get("schedule.kind")
+    fraction = packaged.get("schedule.warmup_fraction") if same_kind else None
+    usable = fraction and fraction <= 0.3
+    return {"schedule.warmup_steps": 0, "schedule.warmup_fraction": fraction if usable else 0.06}
 
 
-def _categories(m: Measurements, symptoms: frozenset[str]) -> Iterator[Cause]:
-    """Categorical settings with a value that rarely works."""
-    settings = m.log.settings
-    unstable, weak = UNSTABLE in symptoms, bool(symptoms & {STUCK, SLOW})
-    if settings.get("front_end.normalise") == "none" and m.log.parent_settings.get("front_end.normalise") != "none":
-        compared = _compared(m, "front_end.normalise")
-        because = f"the features are used as recorded, with a different scale per channel and block{compared}"
-        score = _score(m, "front_end.normalise", 0.35, weak or unstable)
-        change = {"front_end.normalise": packaged_value(m, "front_end.normalise", "block")}
-        yield make_cause("normalisation", "the features are not normalised", because, change, score=score)
-    one_layer = settings.get("front_end.session_layer.enabled") is False and settings.get("encoder.kind") == "gru"
-    if one_layer and (m.log.n_sessions or 0) > 1:
-        because = f"one input layer is shared by {m.log.n_sessions} recording sessions whose channels differ"
-        score = _score(m, "front_end.session_layer.enabled", 0.3, weak)
-        change = {"front_end.session_layer.enabled": True}
-        yield make_cause("session_layers", "there are no session layers", because, change, score=score)
-    if settings.get("optimizer.kind") == "sgd":
-        because = "plain gradient descent needs learning rates about a hundred times those of Adam, and a warm-up"
-        score = _score(m, "optimizer.kind", 0.7, weak)
-        keys = ("eps", "weight_decay.weights", "weight_decay.biases", "weight_decay.session_layers", "absent_sessions")
-        source = settings if m.log.parent_settings.get("optimizer.kind", "sgd") == "sgd" else m.log.parent_settings
-        kept = {f"optimizer.{key}": source.get(f"optimizer.{key}") for key in keys}
-        change = {"optimizer": {"kind": packaged_value(m, "optimizer.kind", "adamw"), **_nested(kept)}}
-        yield make_cause("optimizer", "the optimizer is SGD with a learning rate meant for Adam", because, change,
-                         score=score)  # fmt: skip
-    decay, steps = settings.get("ema.decay") or 0.0, settings.get("train.steps") or 0
-    if steps and decay and 1 / (1 - decay) > 0.3 * steps:
-        because = f"the average spans {1 / (1 - decay):,.0f} steps of a run of {steps:,}, so it contains early weights"
-        change = {"ema.decay": packaged_value(m, "ema.decay", 0.0)}
-        score = _score(m, "ema.decay", 0.4, weak)
-        yield make_cause("averaging", "the averaged weights lag behind", because, change, score=score)
-    if unstable and settings.get("train.precision.kind") in ("bf16", "fp16"):
-        kind = settings["train.precision.kind"]
-        because = f"{kind} rounds small updates away or overflows"
-        change = {"train.precision.kind": "fp32"}
-        yield make_cause("precision", "half precision is used", because, change,
-                         score=_score(m, "train.precision.kind", 0.3, True))  # fmt: skip
+def _schedule_end(settings: Settings) -> float | None:
+    """Where the schedule ends, as a fraction of the run."""
+    steps = settings.get("train.steps")
+    end = settings.get("schedule.decay_steps") or settings.get("schedule.cycle_steps")
+    return end / steps if steps and end else None
+
+
+def _whole_schedule(settings: Settings, packaged: Settings) -> Settings:
+    return {f"schedule.{'decay' if settings.get('schedule.decay_steps') else 'cycle'}_steps": None}
+
+
+def _packaged_masks(settings: Settings, packaged: Settings) -> Settings:
+    masks = {k: v for k, v in packaged.items() if k.startswith("augment.time_masks.")}
+    fits = masks.get("augment.time_masks.n_masks") and masked_fraction(masks) <= 0.55
+    return masks if fits else {"augment.time_masks.n_masks": 0}
+
+
+def _batch_size(settings: Settings) -> float | None:
+    size = settings.get("data.batching.batch_size")
+    return size * settings.get("train.accumulate", 1) if isinstance(size, int) else None
+
+
+def _normalisation(settings: Settings) -> str | None:
+    return None if settings.get("packaged.normalise") == "none" else settings.get("front_end.normalise")
+
+
+def _session_layers(settings: Settings) -> str | None:
+    shared = settings.get("front_end.session_layer.enabled") is False and settings.get("encoder.kind") == "gru"
+    return "shared" if shared and settings["n_sessions"] > 1 else None
+
+
+def _frozen_encoder(settings: Settings) -> str | None:
     stages = settings.get("stages") or []
-    partial = [stage for stage in stages if stage.get("train") and "encoder" not in stage["train"]]
-    if partial and len(partial) == len(stages):
-        because = f"no stage trains the encoder; {partial[0]['name']!r} trains {', '.join(partial[0]['train'])}"
-        change = {"stages": [{**stage, "train": []} for stage in stages]}
-        yield make_cause("frozen", "the encoder is not trained", because, change, score=1.0)
-    betas = settings.get("optimizer.betas") or (0.9, 0.999)
-    if betas[1] < _MIN_BETA2 and settings.get("optimizer.kind") != "sgd":
-        because = (
-            f"the second moment is averaged over {1 / (1 - betas[1]):.0f} steps; recipes that work have 50 or more"
-        )
-        change = {"optimizer.betas": packaged_value(m, "optimizer.betas", [0.9, 0.999])}
-        cause = "beta2 is too small, so Adam's estimate of the gradient scale is noisy"
-        score = _score(m, "optimizer.betas", 0.6, weak or unstable)
-        yield make_cause("optimizer", cause, because, change, score=score)
+    frozen = [stage for stage in stages if stage.get("train") and "encoder" not in stage["train"]]
+    return "frozen" if frozen and len(frozen) == len(stages) else None
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the optimizer as a tree."""
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        _, name, *rest = key.split(".")
-        if value is not None:
-            tree |= {name: {**tree.get(name, {}), rest[0]: value}} if rest else {name: value}
-    return tree
+def _beta2(settings: Settings) -> float | None:
+    return None if settings.get("optimizer.kind") == "sgd" else (settings.get("optimizer.betas") or (0.9, 0.999))[1]
 
 
-def _changed(m: Measurements, symptoms: frozenset[str], step: StepSize) -> Iterator[Cause]:
+def _ema_span(settings: Settings) -> float | None:
+    """Steps in the average of the weights, as a fraction of the run."""
+    decay, steps = settings.get("ema.decay") or 0.0, settings.get("train.steps") or 0
+    return 1 / (1 - decay) / steps if steps and decay else None
+
+
+def _adam(settings: Settings, packaged: Settings) -> Settings:
+    """AdamW with the values of the packaged recipe, or of this one if that uses SGD as well."""
+    keys = ("eps", "weight_decay.weights", "weight_decay.biases", "weight_decay.session_layers", "absent_sessions")
+    source = settings if packaged.get("optimizer.kind", "sgd") == "sgd" else packaged
+    tree: dict[str, Any] = {"kind": "adamw"}
+    for key in keys:
+        name, _, part = key.partition(".")
+        if (value := source.get(f"optimizer.{key}")) is not None:
+            tree |= {name: {**tree.get(name, {}), part: value} if part else value}
+    return {"optimizer": tree}
+
+
+def _trained_stages(settings: Settings, packaged: Settings) -> Settings:
+    return {"stages": [{**stage, "train": []} for stage in settings["stages"]]}
+
+
+_ANY = frozenset({UNSTABLE, STUCK, SLOW})
+_DECAY = "weight decay pulls {} towards zero faster than they are learnt"
+_HIDDEN = "masks hide most of every trial"
+CHECKS = (
+    Check("optimizer.weight_decay.weights", "weight_decay", _DECAY.format("all weights"), high=0.1, default=0.001),
+    Check("optimizer.weight_decay.session_layers", "weight_decay", _DECAY.format("session layers"), high=0.1,
+          default=0.0),
+    Check("optimizer.weight_decay.biases", "weight_decay", _DECAY.format("biases"), high=0.1, default=0.0),
+    Check("encoder.dropout", "dropout", "dropout removes most of the signal between layers", high=0.5, default=0.3),
+    Check("encoder.input_dropout", "dropout", "dropout removes most of the input of the encoder", high=0.5,
+          default=0.2),
+    Check("encoder.attention_dropout", "dropout", "dropout removes most of the attention weights", high=0.5,
+          default=0.2),
+    Check("front_end.session_layer.dropout", "dropout", "dropout removes most of the input", high=0.5, default=0.1),
+    Check("augment.white_noise_sd", "noise", "the noise is larger than the signal, whose SD is 1", high=1.2,
+          default=0.5),
+    Check("augment.offset_sd", "noise", "random offsets are as large as the signal", high=0.6, default=0.2),
+    Check("augment.random_walk_sd", "noise", "the random walk grows larger than the signal", high=0.1, default=0.0),
+    Check("augment.gain_sd", "noise", "the noise is larger than the signal", high=1.0, default=0.0,
+          quantity=_gain_noise, base=0.3,
+          reason="random mixing of {n_channels} channels adds noise with an SD of {value:.2g}; the signal has 1"),
+    Check("augment.random_cut", "augmentation", "the start of the sentence is cut off", high=20, default=3),
+    Check("augment.speckle", "masks", "a large part of all values is set to zero", high=0.3, default=0.0),
+    Check("augment.time_masks.n_masks", "masks", _HIDDEN, high=0.55, quantity=masked_fraction, base=0.3,
+          reason="time masks hide {percent} of a trial on average; recipes that work hide at most half",
+          changes=_packaged_masks),
+    Check("augment.feature_masks.n_masks", "masks", _HIDDEN, high=0.3, default=0, quantity=_masked_channels, base=0.3,
+          reason="channel masks hide {percent} of the channels on average"),
+    Check("front_end.smoothing.sd", "smoothing", "smoothing blurs neighbouring phonemes", high=4.0, default=2.0),
+    Check("front_end.patch.stride", "frame_rate", "there are too few frames for the phonemes of a trial", high=6,
+          default=4),
+    Check("data.batching.batch_size", "batch_size", "the gradient of a batch this small is mostly noise", low=4,
+          default=16, symptoms=_ANY, quantity=_batch_size),
+    Check("train.clip_norm", "clipping", "gradients are hardly ever clipped", high=100.0, default=1.0, symptoms=_ANY),
+    Check("train.clip_norm", "clipping", "nearly every gradient is scaled down", low=0.1, default=1.0, symptoms=_ANY),
+    Check("loss.ctc.weight", "loss_weight", "the loss is scaled up", high=10.0, default=1.0),
+    Check("loss.ctc.weight", "loss_weight", "the loss is scaled down", low=0.1, default=1.0),
+    Check("schedule.warmup_fraction", "warmup", "the warm-up takes most of the run", high=0.3, quantity=_warmup_share,
+          base=0.4, symptoms=_ANY, reason="the learning rate rises during most of the run", changes=_shorter_warmup),
+    Check("schedule.decay_steps", "schedule", "the learning rate decays long before the end of the run", low=0.5,
+          quantity=_schedule_end, base=0.5, reason="the schedule ends after {percent} of the run",
+          changes=_whole_schedule),
+    Check("optimizer.betas", "optimizer", "beta2 is too small, so Adam's estimate of the gradient scale is noisy",
+          low=0.9, default=[0.9, 0.999], symptoms=_ANY, quantity=_beta2, base=0.5,
+          reason="beta2 is {value:g}: the second moment is averaged over few steps; recipes that work have 0.98"),
+    Check("front_end.normalise", "normalisation", "the features are not normalised", wrong=frozenset({"none"}),
+          default="block", symptoms=_ANY, base=0.35, quantity=_normalisation,
+          reason="the features are used as recorded, with a different scale per channel and block"),
+    Check("front_end.session_layer.enabled", "session_layers", "there are no session layers",
+          wrong=frozenset({"shared"}), default=True, base=0.3, quantity=_session_layers,
+          reason="one input layer is shared by {n_sessions} recording sessions whose channels differ"),
+    Check("optimizer.kind", "optimizer", "plain gradient descent instead of Adam", wrong=frozenset({"sgd"}), base=0.7,
+          changes=_adam,
+          reason="plain gradient descent needs learning rates about a hundred times those of Adam, and a warm-up"),
+    Check("train.precision.kind", "precision", "half precision is used", wrong=frozenset({"bf16", "fp16"}),
+          default="fp32", symptoms=frozenset({UNSTABLE}), base=0.3,
+          reason="half precision keeps two to three digits of each value"),
+    Check("ema.decay", "averaging", "the averaged weights lag behind", high=0.3, default=0.0, quantity=_ema_span,
+          base=0.4, reason="the average spans {percent} of the run, so it contains early weights"),
+    Check("stages", "frozen", "the encoder is not trained", wrong=frozenset({"frozen"}), base=1.0,
+          quantity=_frozen_encoder, reason="no stage trains the encoder", changes=_trained_stages),
+)  # fmt: skip
+
+# Settings whose difference from the packaged recipe can explain a failure, and the factor they belong to.
+_FACTORS = {
+    **{check.setting: check.factor for check in CHECKS if not check.setting.startswith(("schedule.", "stages"))},
+    "optimizer.eps": "eps", "optimizer.momentum": "optimizer", "loss.ctc.reduction": "loss_reduction",
+    "loss.ctc.zero_infinity": "precision", "train.accumulate": "batch_size", "front_end.log1p": "normalisation",
+    "front_end.smoothing.taps": "smoothing", "front_end.patch.bins": "frame_rate", "ema.decay": "averaging",
+    "data.batching.kind": "batch_size", "output_init": "initialisation",
+    **{f"augment.time_masks.{key}": "masks" for key in ("n_masks", "max_fraction", "max_bins", "probability")},
+    **{f"augment.feature_masks.{key}": "masks" for key in ("n_masks", "max_channels", "probability")},
+}  # fmt: skip
+_SCHEDULE_LENGTHS = ("warmup_steps", "warmup_fraction", "pct_start", "decay_steps", "hold_steps", "cycle_steps")
+
+
+def check_recipe(m: Measurements, symptoms: frozenset[str], updates: Updates, provisional: bool = False) -> list[Cause]:
+    """Suspected settings, highest score first; one cause per factor.
+
+    `provisional`: there are too few evaluations for a verdict, so weak suspicions are left out.
+    """
+    if not m.log.settings:
+        return []
+    settings = {
+        **m.log.settings,
+        "n_channels": m.log.n_channels or 256,
+        "n_sessions": m.log.n_sessions or 0,
+        "packaged.normalise": m.log.parent_settings.get("front_end.normalise"),
+    }
+    found = [cause for check in CHECKS if (cause := _judge(check, settings, m, symptoms)) is not None]
+    found += _changed(m, symptoms, updates)
+    limit = _OF_HEALTHY if not symptoms else _PROVISIONAL if provisional else _RELEVANT
+    best: dict[str, Cause] = {}
+    for cause in sorted(found, key=lambda c: -c.score):
+        if cause.score >= limit:
+            best.setdefault(cause.factor, cause)
+    _logger.debug("suspected settings: %s", [(c.factor, round(c.score, 2)) for c in best.values()])
+    return list(best.values())
+
+
+def _judge(check: Check, settings: Settings, m: Measurements, symptoms: frozenset[str]) -> Cause | None:
+    value = check.quantity(settings) if check.quantity else settings.get(check.setting)
+    outside = _distance_outside(value, check)
+    if outside is None:
+        return None
+    packaged = m.log.parent_settings
+    change = check.changes(settings, packaged) if check.changes else {check.setting: _usable_value(check, packaged)}
+    if all(settings.get(key, _MISSING) == v for key, v in change.items()):
+        return None
+    score = (check.base + outside) * (1.0 if symptoms & check.symptoms else _UNRELATED)
+    same = packaged.get(check.setting, _MISSING) == m.log.settings.get(check.setting)
+    if check.setting in packaged:
+        score = score * _AS_PACKAGED if same else score + _CHANGED
+    changed = check.setting in packaged and not same and not check.changes
+    compared = f" ({to_yaml_line(packaged[check.setting])} in {m.log.parent})" if changed else ""
+    facts: dict[str, Any] = {"setting": check.setting, "problem": check.problem, "packaged": compared}
+    kind = "wrong_setting" if check.reason else "too_high" if check.high is not None else "too_low"
+    if check.reason:
+        number = value if isinstance(value, float) else 0.0
+        facts["reason"] = check.reason.format_map({**settings, "value": value, "percent": percent(number)})
+    else:
+        facts |= {"shown": to_yaml_line(value), "bound": check.high if check.high is not None else check.low}
+    return Cause(kind, check.factor, score, facts, settings_to_changes(change))
+
+
+_MISSING = object()
+
+
+def _usable_value(check: Check, packaged: Settings) -> Any:
+    """The value of the packaged recipe that the run is derived from, if it is in the range; else the default."""
+    value = packaged.get(check.setting)
+    if value is None or (check.quantity is None and _distance_outside(value, check) is not None):
+        return check.default
+    return value
+
+
+def _distance_outside(value: Any, check: Check) -> float | None:
+    """How far a value lies outside its range: in factors of ten, or for a share of the distance to 1; None inside."""
+    if isinstance(value, str):
+        return 0.0 if value in check.wrong else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if check.high is not None and value > check.high:
+        if check.high < 1 and (check.quantity or check.factor == "dropout") and value <= 1:
+            return float((value - check.high) / (1 - check.high))
+        return min(_MAX_DECADES, math.log10(value / check.high))
+    if check.low is not None and value < check.low:
+        return min(_MAX_DECADES, math.log10(check.low / max(value, 1e-12)))
+    return None
+
+
+def _changed(m: Measurements, symptoms: frozenset[str], updates: Updates) -> Iterator[Cause]:
     """Settings that differ from the packaged recipe, if something is wrong."""
     if not symptoms or not m.log.parent:
         return
     settings, packaged = m.log.settings, m.log.parent_settings
-    for key, factor in _FACTORS.items():
+    factors = dict(_FACTORS)
+    if settings.get("schedule.kind") == packaged.get("schedule.kind"):
+        for key in _SCHEDULE_LENGTHS:
+            if packaged.get(f"schedule.{key}") is not None and settings.get(f"schedule.{key}") is not None:
+                factors[f"schedule.{key}"] = "warmup" if key.startswith(("warmup", "pct")) else "schedule"
+    limits = {check.setting: check for check in CHECKS if not check.wrong and check.quantity is None}
+    for key, factor in factors.items():
         if key not in settings or key not in packaged or settings[key] == packaged[key]:
             continue
         new, old = settings[key], packaged[key]
-        if factor == "eps" and step.direction == "too_small":
+        if factor == "eps" and updates.direction == "too_small":
             continue  # explained by the size of the updates
         score = _CHANGED * 0.5 + _PER_DECADE * _change_size(new, old)
+        if factor == "eps" and updates.direction == "too_large" and isinstance(new, float) and new > old:
+            score = 0.3 * score  # a larger eps makes updates smaller: it cannot be why they are too large
         if factor == "clipping" and UNSTABLE in symptoms and new is None:
             score += 0.3
-        limits = _LIMITS.get(key)
-        explains = not limits or bool(symptoms & set(limits.explains))
-        because = f"{key} is {to_yaml_line(new)}, {to_yaml_line(old)} in {m.log.parent}"
-        cause = f"{key} differs from the packaged recipe"
-        yield make_cause(factor, cause, because, {key: old}, score=score if explains else 0.5 * score)
-    kinds = settings.get("schedule.kind"), packaged.get("schedule.kind")
-    if kinds[0] == kinds[1]:
-        for key in _SCHEDULE_LENGTHS:
-            name = f"schedule.{key}"
-            new, old = settings.get(name), packaged.get(name)
-            if new is not None and old is not None and new != old:
-                because = f"{name} is {to_yaml_line(new)}, {to_yaml_line(old)} in {m.log.parent}"
-                score = _CHANGED * 0.5 + _PER_DECADE * _change_size(new, old)
-                factor = "warmup" if key.startswith(("warmup", "pct")) else "schedule"
-                yield make_cause(factor, f"{name} differs from the packaged recipe", because, {name: old},
-                                 score=score)  # fmt: skip
+        explains = key not in limits or bool(symptoms & limits[key].symptoms)
+        facts = {"setting": key, "new": to_yaml_line(new), "old": to_yaml_line(old), "parent": m.log.parent}
+        yield Cause("differs", factor, score if explains else 0.5 * score, facts, settings_to_changes({key: old}))
 
 
 def _change_size(new: Any, old: Any) -> float:

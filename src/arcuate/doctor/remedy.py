@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arcuate.config import override_list, to_yaml_line
-from arcuate.doctor.recipe_checks import CERTAIN, STRONG, Cause
+from arcuate.doctor.causes import CERTAIN, STRONG, Cause, Change, describe_changes, leading_causes
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import check_writable, fields_to_dict, write_text
@@ -32,12 +32,13 @@ _NO_RECIPE = (
 
 @dataclass(frozen=True)
 class SettingChange:
-    """One setting of a remedy."""
+    """One change of a remedy: a setting with its new value, or with a factor if the log does not state its value."""
 
     key: str
     value: Any
     before: Any
     reason: str
+    times: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,13 @@ class Remedy:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The changes as overrides of the run's recipe."""
-        return {change.key: change.value for change in self.changes}
+        """The changes to a value, as overrides of the run's recipe."""
+        return {change.key: change.value for change in self.changes if change.times is None}
+
+    @property
+    def relative(self) -> str:
+        """The changes by a factor, in words; empty for a run with a recipe."""
+        return describe_changes(Change(c.key, times=c.times) for c in self.changes if c.times is not None)
 
     def to_dict(self) -> dict[str, Any]:
         return {**fields_to_dict(self, "changes"), "changes": [fields_to_dict(change) for change in self.changes]}
@@ -79,16 +85,19 @@ def make_remedy(diagnosis: "Diagnosis") -> Remedy:
         return Remedy(diagnosis.primary, message=message, run=run)
     chosen = _choose(diagnosis.causes)
     if not chosen:
-        advice = f": {diagnosis.causes[0].cause}; {diagnosis.causes[0].change}" if diagnosis.causes else ""
-        message = f"no setting change is suggested{advice}" if advice else "there is nothing to fix"
+        first = diagnosis.causes[0] if diagnosis.causes else None
+        message = (
+            f"no setting change is suggested: {first.cause}; {first.change}" if first else "there is nothing to fix"
+        )
         return Remedy(diagnosis.primary, message=message, run=run)
     settings = diagnosis.log.settings if diagnosis.log else {}
     changes: dict[str, SettingChange] = {}
     for cause in chosen:
+        reason = f"{cause.cause}: {cause.because}"
         added = {
-            key: SettingChange(key, value, settings.get(key), f"{cause.cause}: {cause.because}")
-            for key, value in cause.settings.items()
-            if not _overlaps(key, changes)
+            c.setting: SettingChange(c.setting, c.value, settings.get(c.setting), reason, c.times)
+            for c in cause.changes
+            if not _overlaps(c.setting, changes)
         }
         if run is None or _is_valid(run, {**changes, **added}):
             changes |= added
@@ -98,12 +107,12 @@ def make_remedy(diagnosis: "Diagnosis") -> Remedy:
 
 def _choose(causes: Sequence[Cause]) -> list[Cause]:
     """The first cause if it can be treated by settings, and others with strong evidence."""
-    if not causes or (causes[0].score >= CERTAIN and not causes[0].settings):
-        return []  # a fault outside the recipe
-    chosen = [causes[0]] if causes[0].settings else []
+    if not causes or leading_causes(causes) or (causes[0].score >= CERTAIN and not causes[0].changes):
+        return []  # a fault outside the recipe, or one that has to be found by a test first
+    chosen = [causes[0]] if causes[0].changes else []
     for cause in causes[1:]:
         combined = cause.factor in _STEP_SIZE and any(earlier.factor in _STEP_SIZE for earlier in chosen)
-        if cause.score >= STRONG and cause.settings and not combined:
+        if cause.score >= STRONG and cause.changes and not combined:
             chosen.append(cause)
     return chosen
 

@@ -70,9 +70,11 @@ class TrainingLog:
     error_name: str = "PER"  # what `per` contains; WER if nothing else was logged
     dataset: str | None = None  # stated by the file
     dataset_because: str = ""
+    n_named_sessions: int = 0  # sessions of a published release that the file names; 0 if it names none
     planned: int | None = None
     planned_because: str = ""
     reported_finished: bool = False
+    crashed_non_finite: bool = False  # an error message about a non-finite loss or gradient ended the run
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the recipe, if known: dotted path to value
     parent: str | None = None  # packaged recipe that the recipe is derived from
     parent_settings: Mapping[str, Any] = field(default_factory=dict)

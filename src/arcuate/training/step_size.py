@@ -22,6 +22,9 @@ HIGHEST_UPDATE = 0.1  # higher learning rates that would exceed it are not tried
 
 MIN_DISTANCE = 2.0  # sum of all updates of a run / size of the weights below which it hardly learns
 MAX_STEP = 0.012  # change of a weight in one update above which gradients explode (`what explodes` in the findings)
+SHORT_PATH = 0.15  # sum of all learning rates, damped by eps, below which a weight, about 0.1 at first, hardly moves
+GOOD_PATH = 1.0  # the same in the packaged and official recipes: 0.9 (tiny) to several hundred
+STRONGLY_DAMPED = 0.3  # gradient / (gradient + eps) below which eps is named as the reason for small updates
 DAMPED = 0.5  # gradient / (gradient + eps) below which eps limits the updates
 
 _SAFE_EPS, _LOWEST_EPS = 1e-8, 1e-12  # an eps of Adam below nearly all gradients, and the lowest eps to set
@@ -97,6 +100,46 @@ def measured(
         length = f" in {n_steps:,} steps" if is_short else ""
         return StepSize("too_small", f"{size}, too small to learn{length}", eps_limits)
     return StepSize("unclear", size)
+
+
+@dataclass(frozen=True)
+class LoggedUpdates:
+    """What a log and its recipe state about the updates of a run; None if unknown."""
+
+    learnt: bool  # whether the run left chance level
+    update_ratio: float | None = None  # largest norm of an update / norm of the weights
+    n_steps: int | None = None
+    peak_lr: float | None = None
+    lr_sum: float | None = None  # sum of the learning rates of all steps
+    eps: float | None = None
+    gradient: float | None = None  # typical gradient of a weight, after clipping
+
+    @property
+    def damping(self) -> float:
+        """The factor by which eps scales the update of a typical weight."""
+        return 1.0 if self.eps is None or not self.gradient else damping(self.gradient, self.eps)
+
+
+def logged(updates: LoggedUpdates) -> StepSize:
+    """Judge the updates of a finished run with Adam: by their measured size, else by the learning rates and eps."""
+    ratio, share = updates.update_ratio, updates.damping
+    eps_text = ""
+    if share < STRONGLY_DAMPED:
+        eps_text = (
+            f", because eps {updates.eps:g} exceeds the typical gradient per weight, {updates.gradient:.1g}, and scales"
+            f" updates by {share:.2g}"
+        )
+    if ratio is not None and (ratio > EXCESSIVE_UPDATE or not updates.learnt):
+        judged = measured(ratio, updates.n_steps, updates.eps, updates.gradient)
+        if judged.direction != "unclear":
+            return StepSize(judged.direction, judged.reason + eps_text, judged.eps_limits)
+    if updates.lr_sum is not None and updates.lr_sum * share < SHORT_PATH:
+        path = updates.lr_sum * share
+        return StepSize("too_small", f"a weight can move by only {path:.2g} in the complete run{eps_text}", share < 1)
+    if updates.peak_lr is not None and updates.peak_lr * share > MAX_STEP:
+        reason = f"the learning rate reached {updates.peak_lr:.3g}{eps_text or ' with a small eps'}"
+        return StepSize("too_large", reason)
+    return StepSize("unclear", eps_text.removeprefix(", "), share < STRONGLY_DAMPED)
 
 
 def distance_is_short(update_ratio: float | None, n_steps: int | None) -> bool:
