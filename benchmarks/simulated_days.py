@@ -19,10 +19,11 @@ import numpy as np
 
 from arcuate.adaptation.drift import SessionDrift, compare_sessions, measure_sessions
 from arcuate.data.alphabet import CLASSES, token_names
+from arcuate.data.electrodes import list_arrays
 from arcuate.data.prepare import prepare_store
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import days_since_first, list_arrays
+from arcuate.data.trial import days_since_first
 from arcuate.decoding.decoder import Decoder, load
 from arcuate.decoding.frame_files import FrameLogProbs, write_frames
 from arcuate.experiments.train import train

@@ -18,10 +18,11 @@ from arcuate.adaptation.drift import (
     measure_sessions,
     profile_similarity,
 )
+from arcuate.data.electrodes import ElectrodeArray, Feature
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
-from arcuate.data.trial import ElectrodeArray, Feature, days_between
+from arcuate.data.trial import days_between
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
 from support.command import arcuate

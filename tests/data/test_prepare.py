@@ -79,7 +79,9 @@ def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert [(row["trial"], row["action"]) for row in rows] == [
         (f"{SESSION}/train/0001", "rejected"),
+        (f"{SESSION}/train/0001", "kept"),  # the label of another sentence
         (f"{SESSION}/val/0000", "flagged"),
+        (f"{SESSION}/val/0001", "kept"),
     ]
     assert len(rows) == len(report.quality)
 
@@ -122,8 +124,6 @@ def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "source" / SESSION / "data_train.hdf5"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"broken")
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
-    assert (len(report.unreadable), report.written, report.trials) == (1, False, 0)
     assert not (tmp_path / "store").exists()
     with pytest.raises(UserError, match=r"no trial in .* could be read: data_train\.hdf5"):
         prepare(tmp_path / "source", tmp_path / "store")
@@ -132,8 +132,31 @@ def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_file_without_trials_writes_nothing(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
+    with pytest.raises(UserError, match="the files contain no trials"):
+        prepare(tmp_path / "source", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_labels_of_other_sentences_are_reported(tmp_path: Path, messages: list[str]) -> None:
+    texts = ["Bring.", "Bring.", "She sells shells."]
+    trials = [FakeTrial(noise(60, seed=i), text=text) for i, text in enumerate(texts)]
+    write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", trials)
     report = prepare_store(tmp_path / "source", tmp_path / "store")
-    assert (len(report.unreadable), report.written) == (1, False)
+    (row,) = report.quality
+    assert (row.trial, row.action) == (f"{SESSION}/train/0002", "kept")
+    assert row.detail == "'She sells shells.' is labelled B R IH NG SIL"
+    (warning,) = messages
+    assert "1 of 3 labels contradict their sentence" in warning and "(33.3 %)" in warning
+    done = arcuate("prepare", tmp_path / "source", tmp_path / "other", "--strict")
+    assert_refused(done, "1 of 3 labels contradict their sentence")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_partial_download_differs_from_the_published_numbers(source: Path) -> None:
+    checks = {check.what: check for check in inspect_source(source).release}
+    assert checks["sessions"].differs and (checks["sessions"].found, checks["sessions"].expected) == ("2", "45")
+    assert checks["val trials"].expected == "1,426" and not checks["first session"].differs
+    assert json.loads(arcuate("prepare", source, "--dry-run", "--json").stdout)["release"][0]["status"] == "differs"
 
 
 def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> None:
@@ -149,9 +172,8 @@ def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> No
     assert (report.trials, report.n_channels, report.written) == (6, 8, False)
     assert {split: counts["trials"] for split, counts in report.splits.items()} == {"train": 3, "val": 2, "test": 1}
     assert report.files[f"{SESSION}/val"] == 2
-    done = arcuate("prepare", source, tmp_path / "store", "--dry-run")
+    done = arcuate("prepare", source, "--dry-run")
     assert done.returncode == 0 and "nothing was written" in done.stdout
-    assert not (tmp_path / "store").exists()
 
 
 def test_the_24_layout_is_prepared(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from arcuate.cli.prepare import print_report
 from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare_store
-from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_source
+from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_release
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5, write_mat
@@ -56,7 +56,7 @@ def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(source: Path, tmp_p
     else:
         set_label(path, b"caf\xe9 now")
     report = prepare_store(source, tmp_path / "store")
-    (row,) = report.quality
+    row = report.quality[0]
     assert (row.trial, row.reason, row.action) == (f"{SESSION}/train/0000", "text encoding", "kept")
     assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
 
@@ -66,7 +66,7 @@ def test_invalid_character_codes_are_replaced_and_reported(source: Path, tmp_pat
         del file["trial_0000"].attrs["sentence_label"]
         file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
     report = prepare_store(source, tmp_path / "store")
-    assert [row.reason for row in report.quality] == ["text encoding"]
+    assert [row.reason for row in report.quality] == ["text encoding", "label differs from text"]
     assert Store.open(tmp_path / "store").trials[0].text == "H�i"
 
 
@@ -201,7 +201,7 @@ def test_a_parent_folder_without_permission_is_noted(
 ) -> None:
     (tmp_path / "private").mkdir()
     deny(tmp_path / "private", monkeypatch)
-    found = find_source(tmp_path)
+    found = find_release(tmp_path)
     assert found.root == source
     assert any("private" in note for note in found.notes)
 
@@ -210,7 +210,7 @@ def test_the_error_names_a_folder_without_permission(tmp_path: Path, monkeypatch
     (tmp_path / "private").mkdir()
     deny(tmp_path / "private", monkeypatch)
     with pytest.raises(UserError, match="private cannot be listed"):
-        find_source(tmp_path)
+        find_release(tmp_path)
 
 
 def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path) -> None:

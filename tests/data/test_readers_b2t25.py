@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from arcuate.data.alphabet import token_names
-from arcuate.data.readers.release import find_source, read_trials
+from arcuate.data.readers.b2t25 import B2T25
+from arcuate.data.readers.release import find_release
 from arcuate.data.readers.source import ReadResult, SourceFile, UnreadableFile
 from support.recordings import LABEL, FakeTrial, noise, write_hdf5
 
@@ -15,9 +16,8 @@ SESSION = "t15.2023.08.11"
 
 
 def results(path: Path, split: str = "train") -> list[ReadResult]:
-    source = find_source(path.parent.parent)
-    (file,) = [file for file in source.files if file.split == split]
-    return list(read_trials(source, file))
+    (file,) = [file for file in find_release(path.parent.parent).files if file.split == split]
+    return list(B2T25().read_trials(file))
 
 
 def reasons(result: ReadResult) -> list[str]:
@@ -30,8 +30,8 @@ def write_file(folder: Path, *trials: FakeTrial, split: str = "train") -> Path:
 
 @pytest.mark.shared
 def test_the_real_trial_is_read_completely(shared: Path) -> None:
-    source = find_source(shared / "real" / "t15_trial")
-    (result,) = read_trials(source, source.files[0])
+    source = find_release(shared / "real" / "t15_trial")
+    (result,) = B2T25().read_trials(source.files[0])
     trial = result.trial
     assert trial is not None
     assert result.problems == ()
@@ -85,6 +85,21 @@ def test_an_inconsistent_label_or_length_is_reported(
     assert reason in reasons(result)
     assert any(problem.severity == "bad" for problem in result.problems)
     assert (None if result.trial.tokens is None else tuple(result.trial.tokens)) == kept
+
+
+def test_attributes_may_be_data_sets(tmp_path: Path) -> None:
+    """As a lab writes them that does not use attributes."""
+    path = write_file(tmp_path, FakeTrial(noise(60)))
+    with h5py.File(path, "a") as file:
+        group = file["trial_0000"]
+        for name in ("seq_len", "block_num", "sentence_label", "session"):
+            group[name] = group.attrs[name]
+            del group.attrs[name]
+        group["n_time_steps"] = np.array([40])
+        del group.attrs["n_time_steps"]
+    (result,) = results(path)
+    assert result.trial is not None and (len(result.trial.bins), result.trial.block) == (40, 1)
+    assert (tuple(result.trial.tokens), result.trial.text, reasons(result)) == (LABEL, "Bring.", ["time steps"])
 
 
 def test_the_label_ends_at_its_true_length_not_at_the_padding(tmp_path: Path) -> None:
@@ -239,7 +254,7 @@ def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
 def test_a_session_name_that_is_not_a_file_name_is_unreadable(tmp_path: Path) -> None:
     path = write_file(tmp_path, FakeTrial(noise()))
     with pytest.raises(UnreadableFile, match="rename"):
-        list(read_trials(find_source(tmp_path), SourceFile("../../evil", "train", path)))
+        list(B2T25().read_trials(SourceFile("../../evil", "train", path)))
 
 
 # --- the corpus table --------------------------------------------------------------------------------------
@@ -257,8 +272,8 @@ def test_the_corpus_comes_from_date_and_block(tmp_path: Path) -> None:
         "someday,1,2,3,4,5\n",
         encoding="utf-8",
     )
-    source = find_source(tmp_path)
-    found = [result.trial.corpus for result in read_trials(source, source.files[0]) if result.trial]
+    source = find_release(tmp_path)
+    found = [source.annotate(r.trial).corpus for r in B2T25().read_trials(source.files[0]) if r.trial]
     assert found == ["Switchboard", "50-Word", None]
     assert source.files[0].path == path
     assert "1 rows" in source.notes[0]

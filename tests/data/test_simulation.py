@@ -17,13 +17,13 @@ from scipy.io import loadmat
 
 from arcuate.data import alphabet as tokens
 from arcuate.data.prepare import prepare
-from arcuate.data.readers.release import find_source
+from arcuate.data.readers.release import find_release
 from arcuate.data.simulation import TRUTH_FILE, simulate
 from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
 from arcuate.data.store import Store
 from arcuate.data.text import pronounce
-from arcuate.data.trial import BIN_SECONDS, LAYOUTS, Layout, layout_of_session
+from arcuate.data.trial import BIN_SECONDS, Layout, layout_of_session
 from arcuate.errors import UserError
 from arcuate.experiments.train import describe_store
 from support.recordings import FakeTrial, noise, write_hdf5
@@ -54,7 +54,7 @@ def truth(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / TRUTH_FILE).read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
 def test_same_seed_same_bytes(layout: Any, b2t25: Path, b2t24: Path, tmp_path: Path) -> None:
     first = hashes(b2t25 if layout == "b2t25" else b2t24)
     simulate(tmp_path / "again", layout=layout, seed=3, **SMALL)
@@ -155,7 +155,7 @@ def test_mat_session_starts_with_holdout_and_ends_with_test(b2t24: Path) -> None
     assert blocks["train"].max() < blocks["test"].min()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
 def test_truth_has_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
     lines = truth(b2t25 if layout == "b2t25" else b2t24)
     keys = {(line["session"], line["split"], line["number"]) for line in lines}
@@ -257,10 +257,10 @@ def test_an_interrupted_cohort_is_not_found(tmp_path: Path) -> None:
     child.join()
     assert child.exitcode == 9 and out.exists()
     with pytest.raises(UserError, match="no recordings"):
-        find_source(out)
+        find_release(out)
     simulate(out, **COHORT)
     assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH_FILE, DESCRIPTION_FILE}
-    assert len(find_source(out).files) == 6
+    assert len(find_release(out).files) == 6
 
 
 def test_a_failure_leaves_an_older_cohort_unchanged(tmp_path: Path) -> None:
@@ -298,6 +298,6 @@ def test_prepared_store_says_that_it_is_simulated(b2t25: Path, tmp_path: Path) -
     assert not prepare(tmp_path / "source", tmp_path / "recorded").simulated
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
 def test_names_of_simulated_sessions_imply_the_layout(layout: Layout) -> None:
     assert {layout_of_session(name) for name in session_names(layout, 3, seed=0)} == {layout}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from arcuate.data.prepare import prepare
 from arcuate.data.statistics import RunningStatistics
-from arcuate.data.store import Store, TrialInfo, session_path, statistics_path
+from arcuate.data.store import Store, TrialInfo, hash_trials, session_path, statistics_path
 from arcuate.errors import UserError
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 from support.stores import edit_manifest
@@ -257,10 +257,10 @@ def test_a_removed_session_is_noticed(store: Store) -> None:
 def test_hashes_cover_what_a_split_contributes(store: Store) -> None:
     """The hash of the trials in use depends on flags, blocks and corpora, not on their order."""
     train = [t for t in store.trials if t.split == "train"]
-    assert store.hash_of(reversed(train)) == store.hash_of(train) == store.hashes["train"]
+    assert hash_trials(reversed(train)) == hash_trials(train) == store.hashes["train"]
     for change in ({"usable": False}, {"block": 9}, {"corpus": "live"}, {"text": "No."}):
-        assert store.hash_of([replace(train[0], **change), *train[1:]]) != store.hashes["train"], change
-    assert store.hash_of(train[1:]) != store.hashes["train"] != store.hashes["val"]
+        assert hash_trials([replace(train[0], **change), *train[1:]]) != store.hashes["train"], change
+    assert hash_trials(train[1:]) != store.hashes["train"] != store.hashes["val"]
 
 
 HOSTILE = [

@@ -2,12 +2,11 @@
 
 import pytest
 
+from arcuate.data.electrodes import list_arrays, list_features
 from arcuate.data.trial import (
     days_between,
     days_since_first,
     layout_of_session,
-    list_arrays,
-    list_features,
     nearest_session,
     session_date,
     session_order,

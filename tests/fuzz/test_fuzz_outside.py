@@ -1,20 +1,16 @@
-"""Damaged files of other labs and programs: NWB, FALCON H2, CORP, handwriting, CSV folders, mappings, logits, model
-cards."""
+"""Damaged files of other labs and programs: NWB, CSV folders, model cards."""
 
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.io import savemat
 
+from arcuate.data import watched
 from arcuate.data.export import export_data
-from arcuate.data.prepare import prepare_store
-from arcuate.data.readers import process
-from arcuate.data.simulation import simulate
+from arcuate.data.prepare import PrepareOptions, prepare_store
 from arcuate.data.store import Store
 from arcuate.data.text import text_to_tokens
-from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, read_card, write_card
 from support.fuzzing import damaged, fuzz
 from support.recordings import FakeTrial, noise, write_hdf5
@@ -34,14 +30,12 @@ def exported(tmp_path: Path) -> Path:
 
 
 def _prepare(path: Path, folder: Path, layout: str) -> None:
-    report = prepare_store(path.parent, folder / "store", force=True, layout=layout)
-    if not report.written:
-        raise UserError(report.unreadable[0].detail if report.unreadable else "nothing was read")
+    prepare_store(path.parent, folder / "store", PrepareOptions(layout=layout), force=True)
     assert Store.open(folder / "store").find_changed() == []
 
 
 def test_nwb(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    monkeypatch.setattr(watched, "CPU_SECONDS", 2.0)
     seed = exported.read_bytes()
 
     def read(content: bytes, folder: Path) -> None:
@@ -51,68 +45,10 @@ def test_nwb(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
 
 
-def test_falcon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pynwb", reason="pynwb is not installed")
-    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
-    simulate(tmp_path / "data", layout="falcon-h2", n_sessions=1, n_trials=3, n_electrodes=4)
-    path = next((tmp_path / "data").glob("*/*calib/*.nwb"))
-    seed = path.read_bytes()
-
-    def read(content: bytes, folder: Path) -> None:
-        path.write_bytes(content)
-        _prepare(path, folder, "falcon-h2")
-
-    fuzz(read, damaged([seed], 0.25), tmp_path / "fuzz").check()
-
-
-def test_corp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
-    path = tmp_path / "corp" / "t5.2022.05.18.mat"
-    path.parent.mkdir()
-    cells = {"tx_feats": np.ones((20, 4), np.uint8), "sentences": np.array(["hi>you~"]), "blocks": np.array([[3]])}
-    content = {}
-    for name, value in cells.items():
-        content[name] = np.empty((1, 5), object)
-        for i in range(5):
-            content[name][0, i] = value
-    savemat(path, content)
-    plain = path.read_bytes()
-    savemat(path, content, do_compression=True)
-    seeds = [plain, path.read_bytes()]
-
-    def read(content: bytes, folder: Path) -> None:
-        path.write_bytes(content)
-        _prepare(path, folder, "corp")
-
-    fuzz(read, damaged(seeds, 0.25), tmp_path / "corp-fuzz").check()
-
-
-def test_handwriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
-    path = tmp_path / "Datasets" / "t5.2019.05.08" / "sentences.mat"
-    path.parent.mkdir(parents=True)
-    content = {
-        "neuralActivityCube": np.ones((4, 21, 3), np.uint8),
-        "numTimeBinsPerSentence": np.array([[20], [21], [18], [16]]),
-        "sentencePrompt": np.array([["hi>you~"]] * 4, dtype=object),
-        "sentenceBlockNums": np.array([[1], [1], [2], [2]]),
-    }
-    savemat(path, content)
-    plain = path.read_bytes()
-    savemat(path, content, do_compression=True)
-    seeds = [plain, path.read_bytes()]
-
-    def read(content: bytes, folder: Path) -> None:
-        path.write_bytes(content)
-        _prepare(path.parent, folder, "handwriting")
-
-    fuzz(read, damaged(seeds, 0.25), tmp_path / "handwriting").check()
-
-
 @pytest.mark.parametrize("part", ["sentences.csv", "0.csv"])
 def test_csv_folders(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of `examples/my_reader`, with a damaged table or damaged bins of a trial."""
-    monkeypatch.setattr(process, "MAX_CPU_SECONDS", 2.0)
+    monkeypatch.setattr(watched, "CPU_SECONDS", 2.0)
     monkeypatch.syspath_prepend(EXAMPLES / "my_reader")
     path = tmp_path / "csv" / SESSION / "train" / part
     path.parent.mkdir(parents=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from arcuate.data.alphabet import CLASSES
-from arcuate.data.readers.source import FileSummary, Problem, ReadResult, Source, SourceFile, UnreadableFile, unreadable
+from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, unreadable
 from arcuate.data.text import text_to_tokens
 from arcuate.data.trial import SPLITS, Trial, session_order, trial_id
 from arcuate.errors import UserError
 
 
 class CsvFolder:
-    """The three functions of a reader: find the files, count their trials, read them one by one."""
+    """The two functions of a reader: find the files, read their trials one by one."""
 
     layout = "my-reader"
 
@@ -34,10 +34,6 @@ class CsvFolder:
             raise UserError(f"no sentences.csv in {path}; expected <session>/<train, val or test>/sentences.csv")
         files.sort(key=lambda file: (session_order(file.session), SPLITS.index(file.split)))
         return Source(self.layout, path, tuple(files), classes=CLASSES)
-
-    def summarise_file(self, file: SourceFile) -> FileSummary:
-        """Number of trials; the number of channels is found by reading them."""
-        return FileSummary(len(self._rows(file)), {})
 
     def read_trials(self, file: SourceFile) -> Iterator[ReadResult]:
         """The trials of one table; a trial that cannot be read is reported and the next one is read."""

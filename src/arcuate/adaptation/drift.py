@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from arcuate.data.electrodes import ElectrodeArray, list_arrays
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.trial import ElectrodeArray, days_since_first, list_arrays
+from arcuate.data.trial import days_since_first
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict, to_frame
 from arcuate.progress import Progress, counted, logger

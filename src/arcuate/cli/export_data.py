@@ -15,16 +15,19 @@ def export_data(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     to: Annotated[
         str,
-        typer.Option(help="nwb, brainsets or parquet.", autocompletion=complete_from("nwb", "brainsets", "parquet")),
+        typer.Option(help="nwb or brainsets.", autocompletion=complete_from("nwb", "brainsets")),
     ] = "nwb",
+    experimenter: Annotated[str | None, typer.Option(help="Name recorded in NWB files.")] = None,
+    institution: Annotated[str | None, typer.Option(help="Name recorded in NWB files.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write the trials of a store as NWB, brainsets (temporaldata) or Parquet with .npz."""
+    """Write the trials of a store as NWB or brainsets (temporaldata)."""
     from arcuate.data.export import export_data as export
 
     with progress("writing sessions") as report:
-        result = export(store, out, to=to, force=force, progress=report)
+        names = {"experimenter": experimenter, "institution": institution}
+        result = export(store, out, to=to, force=force, **names, progress=report)
     say(f"{counted(result.n_trials, 'trial')} in {counted(len(result.files), 'file')}: {out}")
     if as_json:
         emit_json(result.to_dict())

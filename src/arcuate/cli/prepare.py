@@ -1,8 +1,9 @@
 """`arcuate prepare`."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,28 +27,21 @@ _ACTIONS = {
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A Brain-to-Text '24 or '25 release, or a folder that contains it.")],
+    source: Annotated[Path, typer.Argument(help="Recordings: a release, a folder that contains it, or NWB files.")],
     store: Annotated[
-        Path | None, typer.Argument(help="Folder to write the store to; not needed with --describe.")
+        Path | None, typer.Argument(help="Folder to write the store to; not needed with --dry-run.")
     ] = None,
     force: Force = False,
-    features: Annotated[
-        str, typer.Option(help="'24 layout only: features and area, such as tx1+spikePow:6v.")
-    ] = "tx1+spikePow:6v",
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Reader: nwb, falcon-h2, corp, handwriting, the name of an installed reader, or an import path;"
-            " default: detected ('24 or '25 release).",
+            help="b2t25, b2t24, nwb, falcon-h2, an NWB mapping file (.yaml), or the name or import path of your reader;"
+            " default: the release found.",
         ),
     ] = None,
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps the columns of an NWB file; see --describe.")
+    features: Annotated[
+        str | None, typer.Option(help="'24 layout only: features and area; default: tx1+spikePow:6v.")
     ] = None,
-    describe: Annotated[
-        bool,
-        typer.Option("--describe", help="Print the contents of one HDF5, NWB or MATLAB file, and a suggested mapping."),
-    ] = False,
     targets: Annotated[
         str | None,
         typer.Option(
@@ -55,34 +49,24 @@ def prepare(
             autocompletion=complete_from("characters", "phonemes"),
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read; write nothing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse labels that contradict their sentences.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Read and check everything, compare a release with its published numbers."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check recordings and convert them to a store: one array of bins per session, with random access to trials."""
-    from arcuate.data.prepare import inspect_source, prepare_store
+    from arcuate.data.prepare import PrepareOptions, inspect_source, prepare_store
 
-    if describe:
-        if store is not None:
-            raise UserError(f"--describe takes one file and writes nothing; remove {store}")
-        print_description(source, as_json)
-        return
-    if store is None:
+    options = PrepareOptions(layout, features, targets, strict)
+    if store is None and not dry_run:
         raise UserError("STORE is missing; give the folder to write: arcuate prepare SOURCE STORE")
-    with progress("scanning files") as report_progress:
-        if dry_run:
-            report = inspect_source(source, features=features, layout=layout, mapping=mapping, progress=report_progress)
+    with progress("reading files") as report_progress:
+        if dry_run or store is None:
+            report = inspect_source(source, options, report_progress)
         else:
-            report = prepare_store(
-                source,
-                store,
-                force=force,
-                features=features,
-                targets=targets,
-                layout=layout,
-                mapping=mapping,
-                progress=report_progress,
-            )
-            report.check_written(source)
+            report = prepare_store(source, store, options, force=force, progress=report_progress)
     if as_json:
         emit_json(report.to_dict())
     else:
@@ -90,41 +74,24 @@ def prepare(
     raise typer.Exit(1 if report.unreadable else 0)
 
 
-def print_description(file: Path, as_json: bool) -> None:
-    """Contents of a file as a table, and the guessed mapping as YAML."""
-    from arcuate.data.describe import describe_file
-
-    found = describe_file(file)
-    if as_json:
-        emit_json(found.to_dict())
-        return
-    shapes = ["" if e.shape is None else " × ".join(map(str, e.shape)) or "scalar" for e in found.entries]
-    line = lambda text: text.replace("\n", "\\n")  # a name with a line break must not leave its comment
-    rows = [(line(entry.path), line(entry.kind), shape) for entry, shape in zip(found.entries, shapes, strict=True)]
-    if found.mapping is None:
-        print_table(("entry", "kind", "shape"), rows)
-    else:  # the output is a mapping file, with the contents as comments
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        lines = [f"# {path:<{widths[0]}}  {kind:<{widths[1]}}  {shape}".rstrip() for path, kind, shape in rows]
-        out.print("\n".join([*lines, found.mapping_text()]), soft_wrap=True, markup=False, highlight=False)
-        say("this output is a mapping: save it as a file, check it, and pass it with --layout nwb --mapping FILE")
-    for note in found.notes:
-        say(note)
-
-
-def print_report(report: "PrepareReport", store: Path) -> None:
+def print_report(report: "PrepareReport", store: Path | None) -> None:
     if not report.written:
         _print_files(report)
     _print_splits(report)
-    if report.leakage is not None:
-        _print_leakage(report.leakage)
+    _print_leakage(report.leakage)
     if cases := Counter((row.reason, row.action) for row in report.quality):
         rows = [(reason, str(n), _ACTIONS[action]) for (reason, action), n in cases.most_common()]
         print_table(("case", "trials", "action"), rows, title="quality", right=("trials",))
+    if not report.written:
+        if report.release:
+            checks = [(c.what, c.found, c.expected, "differs" if c.differs else "ok") for c in report.release]
+            print_table(("property", "found", "published", "status"), checks, title="release")
+        if report.mapping is not None:
+            _print_mapping(report.mapping)
     print_summary(report, store)
 
 
-def print_summary(report: "PrepareReport", store: Path) -> None:
+def print_summary(report: "PrepareReport", store: Path | None) -> None:
     """Size of the store in one line, after notes and skipped files."""
     from arcuate.data.store import QUALITY_FILE
 
@@ -135,13 +102,21 @@ def print_summary(report: "PrepareReport", store: Path) -> None:
             say(f"{verb} {row.trial}: {row.detail}")
         if len(rows) > _MAX_LISTED:
             say(f"{verb} {len(rows) - _MAX_LISTED} more")
-    channels = counted(report.n_channels, "channel") if report.n_channels else "no channels"
+    channels = counted(report.n_channels, "channel")
     size = f"{counted(report.trials, 'trial')} in {counted(len(report.sessions), 'session')}, {channels}"
-    if not report.written:
+    if not report.written or store is None:
         out.print(f"{report.layout}: {size}; nothing was written", soft_wrap=True)
         return
     cases = f"; {counted(len(report.quality), 'case')} in {store / QUALITY_FILE}" if report.quality else ""
     out.print(f"{report.layout}: {size} → {store}{cases}", soft_wrap=True, markup=False)
+
+
+def _print_mapping(mapping: Mapping[str, Any]) -> None:
+    """The mapping of NWB files as YAML, to save, edit and pass as --layout FILE.yaml."""
+    import yaml
+
+    lines = yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True).splitlines()
+    out.print("\n".join(["mapping (save it as a .yaml file, edit it, and pass it as --layout)", *lines]), markup=False)
 
 
 def leakage_line(leakage: "Leakage") -> str:

@@ -1,14 +1,15 @@
-"""Export of a store to other formats: NWB, brainsets (`temporaldata`), Parquet with .npz.
+"""Export of a store to other formats: NWB and brainsets (`temporaldata`).
 
 nwb        one file per session; `arcuate prepare --layout nwb` reads it back with equal bins, labels and texts
 brainsets  one HDF5 file per session, as `temporaldata` and torch_brain read it
-parquet    trials.parquet, and the bins of each session in an .npz file
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,15 @@ import h5py
 import numpy as np
 
 from arcuate import __version__
-from arcuate.data.alphabet import token_names
-from arcuate.data.nwb_file import Column, Series, participant, write_nwb
 from arcuate.data.readers.nwb import NOTES
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS, session_date
 from arcuate.errors import UserError
-from arcuate.files import locked_folder, save_npz
+from arcuate.files import locked_folder
 from arcuate.progress import Progress
 
-FORMATS = ("nwb", "brainsets", "parquet")
-_PAUSE_S = 10.0  # pause between trials on the time axis of an exported session; stores do not contain the true times
+FORMATS = ("nwb", "brainsets")
+_PAUSE_S = 10.0  # between trials on the time axis of an exported session; stores do not contain the true times
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,20 @@ def export_data(
     *,
     to: str = "nwb",
     force: bool = False,
+    experimenter: str | None = None,
+    institution: str | None = None,
     progress: Progress | None = None,
 ) -> DataExport:
-    """Write all trials of a store to the new folder `out` as `to`: nwb, brainsets or parquet."""
+    """Write all trials of a store to the new folder `out` as `to`: nwb or brainsets.
+
+    `experimenter` and `institution` are recorded in NWB files.
+    """
     if to not in FORMATS:
-        raise UserError(f"--to {to!r} is unknown; choose {', '.join(FORMATS)}")
-    write = {"nwb": _write_nwb, "brainsets": _write_brainsets, "parquet": _write_parquet}[to]
+        raise UserError(f"format {to!r} is unknown; choose {' or '.join(FORMATS)}")
     _require(to)
     opened = store if isinstance(store, Store) else Store.open(store)
+    about = {"experimenter": [experimenter] if experimenter else None, "institution": institution}
+    write = _nwb_writer(opened, about) if to == "nwb" else _write_brainsets
     out = Path(out)
     _check_target(out, force)
     files: list[Path] = []
@@ -65,8 +70,6 @@ def export_data(
             if progress:
                 progress(i, len(opened.sessions), f"writing {session}")
             files.append(write(folder, opened, session, [t for t in opened.trials if t.session == session]))
-        if to == "parquet":
-            files.append(_write_table(folder, opened))
         (folder / ".arcuate-export").write_text(f"{to} {__version__}\n", encoding="utf-8")
         _check_target(out, force)  # another process may have written it in the meantime
     return DataExport(out, to, tuple(out / file.name for file in files), len(opened.trials))
@@ -79,21 +82,17 @@ def _check_target(out: Path, force: bool) -> None:
 
 
 def _require(to: str) -> None:
-    module = {"nwb": "pynwb", "brainsets": "temporaldata", "parquet": "pyarrow"}[to]
+    module = {"nwb": "pynwb", "brainsets": "temporaldata"}[to]
     try:
         import_module(module)
     except ImportError:
-        raise UserError(f"--to {to} needs {module}; install it with: pip install 'arcuate[{to}]'") from None
+        raise UserError(f"an export to {to} needs {module}; install it with: pip install 'arcuate[data]'") from None
 
 
 def _session_bins(store: Store, trials: Sequence[TrialInfo]) -> np.ndarray:
     """The bins of all trials of a session as stored, one after another. (T, C)"""
-    bins = np.empty((sum(t.n_bins for t in trials), store.n_channels), np.float32)
-    first = 0
-    for trial in trials:
-        bins[first : first + trial.n_bins] = store.read_stored(trial)
-        first += trial.n_bins
-    return bins
+    parts = [np.empty((0, store.n_channels), np.float32), *(store.read_stored(trial) for trial in trials)]
+    return np.concatenate(parts)
 
 
 def _trial_times(trials: Sequence[TrialInfo]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,33 +105,74 @@ def _trial_times(trials: Sequence[TrialInfo]) -> tuple[np.ndarray, np.ndarray, n
     return BIN_SECONDS * starts, BIN_SECONDS * (starts + lengths), times
 
 
+def _participant(session: str) -> str:
+    return session.partition(".")[0] or "unknown"
+
+
 # --- NWB ----------------------------------------------------------------------------------------------------------
 
+_COLUMNS: dict[str, tuple[str, Callable[[TrialInfo], Any]]] = {
+    "text": ("cued sentence; empty if has_text is false", lambda t: t.text or ""),
+    "has_text": ("whether the sentence is known", lambda t: t.text is not None),
+    "block": ("block number", lambda t: t.block),
+    "split": ("train, val or test", lambda t: t.split),
+    "number": ("position of the trial in its split", lambda t: t.number),
+    "corpus": ("corpus of the sentence; empty if unknown", lambda t: t.corpus or ""),
+    "mode": ("speaking mode; empty if unknown", lambda t: t.mode or ""),
+    "has_label": ("whether the trial has a label", lambda t: t.tokens is not None),
+    "tokens": ("class indices of the label; the notes list the classes", lambda t: np.array(t.tokens or (), np.int64)),
+}
 
-def _write_nwb(folder: Path, store: Store, session: str, trials: Sequence[TrialInfo]) -> Path:
-    """One NWB file, validated against the schema after it is written."""
+
+def _nwb_writer(store: Store, about: dict[str, Any]) -> Callable[[Path, Store, str, Sequence[TrialInfo]], Path]:
+    """A function that writes one session; `about` goes to the general section of the file."""
+    from hdmf.backends.hdf5 import H5DataIO
+    from pynwb import NWBHDF5IO, NWBFile, TimeSeries, validate
+    from pynwb.file import Subject
+
     notes = {"classes": list(store.classes), "layout": store.layout, "version": __version__}
-    starts, stops, times = _trial_times(trials)
-    columns = {
-        "text": Column("cued sentence; empty if has_text is false", [t.text or "" for t in trials]),
-        "has_text": Column("whether the sentence is known", [t.text is not None for t in trials]),
-        "block": Column("block number", [t.block for t in trials]),
-        "split": Column("train, val or test", [t.split for t in trials]),
-        "number": Column("position of the trial in its split", [t.number for t in trials]),
-        "corpus": Column("corpus of the sentence; empty if unknown", [t.corpus or "" for t in trials]),
-        "mode": Column("speaking mode; empty if unknown", [t.mode or "" for t in trials]),
-        "has_label": Column("whether the trial has a label", [t.tokens is not None for t in trials]),
-        "tokens": Column(
-            "class indices of the label; the notes list the classes",
-            [np.array(t.tokens or (), np.int64) for t in trials],
-            ragged=True,
-        ),
-    }
-    description = "Features in bins of 20 ms as prepared, one column per channel."
-    series = {"bins": Series(description, _session_bins(store, trials), "a.u.")}
-    path = folder / f"{session}.nwb"
-    write_nwb(path, session, series, times, (starts, stops), columns, json.dumps({NOTES: notes}))
-    return path
+
+    def write(folder: Path, store: Store, session: str, trials: Sequence[TrialInfo]) -> Path:
+        starts, stops, times = _trial_times(trials)
+        begin = datetime.combine(session_date(session) or date(1970, 1, 1), datetime.min.time(), UTC)
+        file = NWBFile(
+            session_description="Prompted sentences with binned neural features.",
+            identifier=f"{session} {store.hashes['train'][:16]}{store.hashes['test'][:16]}",
+            session_start_time=begin,
+            session_id=session,
+            keywords=["intracortical", "speech", "brain-computer interface"],
+            experiment_description="Trials are placed 10 s apart; the pauses of the recording are not known.",
+            notes=json.dumps({NOTES: notes}),
+            subject=Subject(
+                subject_id=_participant(session),
+                species="Homo sapiens",
+                sex="U",
+                age="P18Y/",
+                description="participant",
+            ),
+            **about,
+        )
+        # A ragged column of empty rows has no type and cannot be written.
+        names = [name for name in _COLUMNS if name != "tokens" or any(t.tokens for t in trials)]
+        for name in names:
+            file.add_trial_column(name=name, description=_COLUMNS[name][0], index=name == "tokens")
+        for trial, start, stop in zip(trials, starts, stops, strict=True):
+            values = {name: _COLUMNS[name][1](trial) for name in names}
+            file.add_trial(start_time=float(start), stop_time=float(stop), **values)
+        bins = H5DataIO(_session_bins(store, trials), compression="gzip", shuffle=True)
+        description = "Features in bins of 20 ms as prepared, one column per channel."
+        file.add_acquisition(TimeSeries(name="bins", timestamps=times, description=description, data=bins, unit="a.u."))
+        path = folder / f"{session}.nwb"
+        content = BytesIO()  # in memory first, because HDF5 crashes the process if the disk is full
+        with h5py.File(content, "w") as storage, NWBHDF5IO(file=storage, mode="w") as writer:
+            writer.write(file)
+        path.write_bytes(content.getbuffer())
+        # Validated against the schema of this pynwb; reading the copy of the schema in the file takes most of a second.
+        if problems := validate(path=str(path), use_cached_namespaces=False):
+            raise UserError(f"{path.name} does not satisfy the NWB schema: {problems[0]}")
+        return path
+
+    return write
 
 
 # --- brainsets ----------------------------------------------------------------------------------------------------
@@ -155,7 +195,7 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
     domain = Interval(start=starts, end=stops)
     data = Data(
         brainset=Data(id="arcuate", origin_version=__version__, source=store.path.name, description="", domain=domain),
-        subject=Data(id=participant(session), species="HOMO_SAPIENS", domain=domain),
+        subject=Data(id=_participant(session), species="HOMO_SAPIENS", domain=domain),
         session=Data(id=session, recording_date=str(session_date(session) or ""), domain=domain),
         units=ArrayDict(id=_encoded(f"{session}/channel {i}" for i in range(store.n_channels))),
         bins=IrregularTimeSeries(timestamps=times, values=_session_bins(store, trials), domain=domain),
@@ -184,42 +224,3 @@ def _write_brainsets(folder: Path, store: Store, session: str, trials: Sequence[
 def _encoded(texts: Iterable[str]) -> np.ndarray:
     """Texts as bytes of UTF-8, the kind of text that HDF5 files of temporaldata hold."""
     return np.array([text.encode() for text in texts], dtype="S")
-
-
-# --- Parquet --------------------------------------------------------------------------------------------------------
-
-
-def _write_parquet(folder: Path, store: Store, session: str, trials: Sequence[TrialInfo]) -> Path:
-    """The bins of a session; trial i is bins[ends[i - 1]:ends[i]]."""
-    ends = np.cumsum([t.n_bins for t in trials], dtype=np.int64)
-    path = folder / f"{session}.npz"
-    save_npz(path, {"bins": _session_bins(store, trials), "ends": ends, "trials": np.array([t.id for t in trials])})
-    return path
-
-
-def _write_table(folder: Path, store: Store) -> Path:
-    """One row per trial, in the order of the .npz files."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    columns: dict[str, list[Any]] = {
-        "trial": [t.id for t in store.trials],
-        "session": [t.session for t in store.trials],
-        "split": [t.split for t in store.trials],
-        "number": [t.number for t in store.trials],
-        "block": [t.block for t in store.trials],
-        "n_bins": [t.n_bins for t in store.trials],
-        "text": [t.text for t in store.trials],
-        "tokens": [None if t.tokens is None else list(t.tokens) for t in store.trials],
-        "token_names": [None if t.tokens is None else token_names(t.tokens, store.classes) for t in store.trials],
-        "corpus": [t.corpus for t in store.trials],
-        "mode": [t.mode for t in store.trials],
-        "usable": [t.usable for t in store.trials],
-        "flags": [list(t.flags) for t in store.trials],
-        "sha256": [t.sha256 for t in store.trials],
-    }
-    about = {"classes": list(store.classes), "layout": store.layout, "bin_seconds": BIN_SECONDS}
-    schema_notes = {b"arcuate": json.dumps(about).encode()}
-    path = folder / "trials.parquet"
-    parquet.write_table(pa.table(columns).replace_schema_metadata(schema_notes), path)
-    return path

@@ -9,19 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.config import read_yaml
 from arcuate.data.alphabet import ALPHABETS, token_unit
-from arcuate.data.quality import Leakage, QualityRow, exclusion_flags, find_problems, quality_rows
-from arcuate.data.readers.b2t24 import DEFAULT_FEATURES, parse_features
-from arcuate.data.readers.process import ReaderProcess
-from arcuate.data.readers.release import find_source
-from arcuate.data.readers.source import Problem, ReadResult, Source, SourceFile, UnreadableFile, replace_surrogates
-from arcuate.data.store import Manifest, Store
-from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
+from arcuate.data.quality import (
+    LABEL_DIFFERS,
+    Leakage,
+    QualityRow,
+    compare_label,
+    exclusion_flags,
+    find_problems,
+    quality_rows,
+)
+from arcuate.data.readers.b2t24 import B2T24, DEFAULT_FEATURES
+from arcuate.data.readers.source import Problem, ReadResult, SourceFile, UnreadableFile, replace_surrogates
+from arcuate.data.readers.table import open_source
+from arcuate.data.releases import Check, check_release
+from arcuate.data.store import Manifest, Store, hash_trials
+from arcuate.data.store_writer import ManifestBuilder, check_store_target, create_store
 from arcuate.data.text import sentence_tokens, text_to_characters
 from arcuate.data.trial import SPLITS, Trial
+from arcuate.data.watched import watched
 from arcuate.errors import UserError
-from arcuate.progress import Progress
+from arcuate.progress import Progress, logger, percent
+
+_MANY_LABELS = 0.05  # fraction of labels that contradict their sentence above which something is wrong
 
 
 @dataclass(frozen=True)
@@ -29,16 +39,18 @@ class PrepareReport:
     """What was read, checked and written."""
 
     layout: str
-    n_channels: int | None
+    simulated: bool
+    n_channels: int
     sessions: tuple[str, ...]
     trials: int
-    splits: dict[str, dict[str, int]]  # by split: number of trials and, if written, of usable trials and bins
+    splits: dict[str, dict[str, int]]  # by split: number of trials, usable trials and bins
     quality: tuple[QualityRow, ...]
     files: dict[str, int]  # source file, as session/split -> number of trials
     notes: tuple[str, ...]
-    hashes: dict[str, str]  # content hash of each split; empty if nothing was written
-    leakage: Leakage | None = None
-    written: bool = False
+    hashes: dict[str, str]  # content hash of each split
+    leakage: Leakage
+    mapping: Mapping[str, Any] | None  # of NWB files
+    written: bool
 
     def rows(self, *actions: str) -> list[QualityRow]:
         """Quality rows with one of these actions."""
@@ -49,14 +61,10 @@ class PrepareReport:
         """Files and trials that could not be read."""
         return self.rows("missing")
 
-    def check_written(self, source: str | Path) -> None:
-        """Raise UserError if no store was written because nothing could be read."""
-        if self.written:
-            return
-        files = self.unreadable
-        more = f" ({len(files) - 1} more could not be read)" if len(files) > 1 else ""
-        detail = f"{files[0].detail}{more}" if files else "it contains no trials"
-        raise UserError(f"no trial in {source} could be read: {detail}")
+    @property
+    def release(self) -> tuple[Check, ...]:
+        """Comparison with the published numbers of the release; empty for other data."""
+        return check_release(self)
 
     def to_dict(self) -> dict[str, Any]:
         """`rejected` lists everything excluded from training: bad training trials, and what could not be read."""
@@ -74,10 +82,35 @@ class PrepareReport:
             "ignored": [asdict(row) for row in self.rows("ignored")],
             "unreadable": [asdict(row) for row in self.unreadable],
             "leakage": self.leakage,
+            "release": [check.to_dict() for check in self.release],
             "files": self.files,
             "notes": list(self.notes),
+            "mapping": self.mapping,
             "written": self.written,
         }
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How recordings are read.
+
+    `layout` names a reader or an NWB mapping file, by default the release found. `features` selects features and area
+    of the '24 layout. `targets` derives the labels from the texts, as "characters" or "phonemes"; by default they are
+    those of the recordings. `strict` refuses recordings with labels that contradict their sentences.
+    """
+
+    layout: str | None = None
+    features: str | None = None
+    targets: str | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.targets is not None and self.targets not in ALPHABETS:
+            raise UserError(f"targets {self.targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
+        if self.layout not in (None, B2T24.layout) and self.features is not None:
+            raise UserError("features can be selected for the '24 layout only")
+        if self.features is not None:
+            B2T24(self.features)
 
 
 def prepare(
@@ -85,22 +118,19 @@ def prepare(
     store: str | Path,
     *,
     force: bool = False,
-    features: str = DEFAULT_FEATURES,
-    targets: str | None = None,
     layout: str | None = None,
-    mapping: str | Path | Mapping[str, Any] | None = None,
+    features: str | None = None,
+    targets: str | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> Store:
     """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
 
-    `force` replaces an existing store. `features` selects features and area of the '24 layout. `targets` derives the
-    labels from the texts, as "characters" or "phonemes"; by default they are those of the recordings. `layout` names a
-    reader, by default that of the release found, and `mapping` (a file, or its content) assigns the columns of an
-    NWB file. Unreadable files are skipped and reported; UserError is raised if nothing could be read.
+    `force` replaces an existing store. The other arguments are those of `PrepareOptions`. Unreadable files are skipped
+    and reported; UserError is raised if nothing could be read.
     """
-    options: dict[str, Any] = {"features": features, "targets": targets, "layout": layout, "mapping": mapping}
-    report = prepare_store(source, store, force=force, **options, progress=progress)
-    report.check_written(source)
+    options = PrepareOptions(layout, features, targets, strict)
+    report = prepare_store(source, store, options, force=force, progress=progress)
     opened = Store.open(store)
     opened.report = report
     return opened
@@ -109,162 +139,154 @@ def prepare(
 def prepare_store(
     source: str | Path,
     store: str | Path,
+    options: PrepareOptions = PrepareOptions(),
     *,
     force: bool = False,
-    features: str = DEFAULT_FEATURES,
-    targets: str | None = None,
-    layout: str | None = None,
-    mapping: str | Path | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> PrepareReport:
-    """Like `prepare`, but return the report only; `written` is False if nothing could be read."""
-    parse_features(features)
-    if targets is not None and targets not in ALPHABETS:
-        raise UserError(f"--targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
+    """Like `prepare`, but return the report only."""
     target = Path(os.path.abspath(store))
     check_store_target(target, force)
-    found = find_source(Path(source), layout, _read_mapping(mapping))
-    with ReaderProcess(found, features) as reader:
-        return _write_store(target, found, reader, force, features, targets, progress)
-
-
-def _write_store(
-    target: Path,
-    found: Source,
-    reader: ReaderProcess,
-    force: bool,
-    features: str,
-    targets: str | None,
-    progress: Progress | None,
-) -> PrepareReport:
-    scan = _scan_source(found, reader, progress)
-    if scan.n_channels is None:
-        return _nothing_readable(found, scan)
-    found = replace(found, classes=scan.classes or found.classes, layout=scan.layout or found.layout)
-    if targets is not None:
-        found = replace(found, classes=ALPHABETS[targets], relabel=ALPHABETS[targets] != found.classes)
-    preparation = _Preparation(found, scan, scan.n_channels, reader, progress)
-    with create_store(target, scan.n_channels, force) as writer:
-        preparation.write(writer)
-        if not writer.trials:
-            rows = (row.detail for row in preparation.quality if row.action == "missing")
-            raise UserError(f"no trial in {found.root} could be read: {next(rows, 'the files are empty')}")
-        chosen = features if found.layout == "b2t24" else None
-        manifest = writer.finish(
-            found.layout, found.classes, preparation.quality, features=chosen, simulated=found.simulated
-        )
-    report = preparation.report(manifest)
-    return replace(report, hashes=Store.open(target).hashes)
+    preparation = _Preparation(Path(source), options, progress)
+    with create_store(target, preparation.n_channels, force) as writer:
+        report = preparation.run(writer)
+    return replace(report, written=True)
 
 
 def inspect_source(
-    source: str | Path,
-    *,
-    features: str = DEFAULT_FEATURES,
-    layout: str | None = None,
-    mapping: str | Path | Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    source: str | Path, options: PrepareOptions = PrepareOptions(), progress: Progress | None = None
 ) -> PrepareReport:
-    """Dry run: what `prepare` would read, without writing anything."""
-    parse_features(features)
-    found = find_source(Path(source), layout, _read_mapping(mapping))
-    with ReaderProcess(found, features) as reader:
-        return _report_scan(found, _scan_source(found, reader, progress))
+    """Dry run: read and check the recordings as `prepare` does, without writing anything."""
+    preparation = _Preparation(Path(source), options, progress)
+    return preparation.run(ManifestBuilder(preparation.n_channels))
 
 
-def _read_mapping(mapping: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if mapping is None or isinstance(mapping, Mapping):
-        return mapping
-    tree = read_yaml(Path(mapping), "mapping ")
-    if not isinstance(tree, dict):
-        raise UserError(f"mapping {mapping} must be a mapping of names, such as 'text: cue'")
-    return tree
+class _Preparation:
+    """One pass over the files of a source."""
 
+    def __init__(self, path: Path, options: PrepareOptions, progress: Progress | None) -> None:
+        self.options, self.progress = options, progress
+        self.reader, self.source = open_source(path, options.layout)
+        if isinstance(self.reader, B2T24):
+            self.reader = B2T24(options.features or DEFAULT_FEATURES)
+        elif options.features is not None:
+            raise UserError(f"{path} has the layout {self.source.layout}, but features are of the '24 layout")
+        classes = ALPHABETS[options.targets] if options.targets else self.source.classes
+        self.relabel, self.classes = classes != self.source.classes, classes
+        self.quality = [row for result in self.source.skipped for row in quality_rows(result, ())]
+        self.files: dict[str, int] = {}
+        self.n_labels = 0
+        self.n_channels = self._count_channels()
 
-def _report_scan(found: Source, scan: "_Scan") -> PrepareReport:
-    """Report on files that were counted but not read."""
-    counts: Counter[str] = Counter()
-    for file, n_trials in scan.n_trials.items():
-        counts[file.split] += n_trials
-    return PrepareReport(
-        layout=found.layout,
-        n_channels=scan.n_channels,
-        sessions=found.sessions,
-        trials=sum(counts.values()),
-        splits={split: {"trials": counts[split]} for split in SPLITS},
-        quality=scan.rows,
-        files=scan.trials_by_file,
-        notes=found.notes,
-        hashes={},
-    )
+    def run(self, writer: ManifestBuilder) -> PrepareReport:
+        """Read, check and add all trials, session by session."""
+        files = self.source.files
+        ordered = [file for session in self.source.sessions for file in files if file.session == session]
+        for i, file in enumerate(ordered):
+            if self.progress:
+                self.progress(i, len(files), file.id)
+            for trial, flags in self._read_file(file):
+                writer.add(trial, flags)
+        if self.progress:
+            self.progress(len(files), len(files), "reading files")
+        if not writer.trials:
+            raise self._nothing_readable([])
+        self._check_labels()
+        features = self.reader.features.text if isinstance(self.reader, B2T24) else None
+        manifest = writer.finish(
+            self.source.layout, self.classes, self.quality, features=features, simulated=self.source.simulated
+        )
+        return self._report(manifest)
 
+    def _count_channels(self) -> int:
+        """The most common number of channels in the first file with a readable trial."""
+        failed: list[QualityRow] = []
+        for file in self.source.files:
+            counts: Counter[int] = Counter()
+            try:
+                for result in self._results(file):
+                    if result.trial is not None:
+                        counts[result.trial.bins.shape[1]] += 1
+                    elif not counts:
+                        failed += quality_rows(result, ())
+            except UnreadableFile as error:
+                failed.append(_unreadable_row(file, error))
+            if counts:
+                return max(counts, key=lambda n: (counts[n], n))
+        raise self._nothing_readable(failed)
 
-@dataclass(frozen=True)
-class _Scan:
-    """Trial counts of all files, before anything is written."""
+    def _nothing_readable(self, rows: list[QualityRow]) -> UserError:
+        missing = [row.detail for row in (*rows, *self.quality) if row.action == "missing"]
+        more = f" ({len(missing) - 1} more could not be read)" if len(missing) > 1 else ""
+        detail = f"{missing[0]}{more}" if missing else "the files contain no trials"
+        return UserError(f"no trial in {self.source.root} could be read: {detail}")
 
-    n_trials: dict[SourceFile, int]
-    n_channels: int | None  # the most common count; None if no file can be read
-    rows: tuple[QualityRow, ...]  # ignored and unreadable files
-    classes: tuple[str, ...] | None = None  # alphabet stated in the files
-    layout: str | None = None  # layout that the files were exported from
+    def _results(self, file: SourceFile) -> Iterator[ReadResult]:
+        return watched(file.path, self.reader.read_trials, file)
 
-    @property
-    def trials_by_file(self) -> dict[str, int]:
-        return {file.id: n for file, n in self.n_trials.items()}
-
-
-def _scan_source(source: Source, reader: ReaderProcess, progress: Progress | None) -> _Scan:
-    n_trials: dict[SourceFile, int] = {}
-    channels: Counter[int] = Counter()
-    stated: tuple[tuple[str, ...] | None, str | None] = None, None
-    rows = [row for result in source.skipped for row in quality_rows(result, ())]
-    for i, file in enumerate(source.files):
-        if progress:
-            progress(i, len(source.files), "scanning files")
+    def _read_file(self, file: SourceFile) -> Iterator[tuple[Trial, tuple[str, ...]]]:
+        """The readable trials of a file with their flags; every trial is checked and its findings are recorded."""
         try:
-            summary = reader.summarise(file)
+            for result in self._results(file):
+                self.files[file.id] = self.files.get(file.id, 0) + (result.id != file.id)
+                if result.trial is not None and result.trial.bins.shape[1] != self.n_channels:
+                    result = self._wrong_channel_count(result, result.trial.bins.shape[1])
+                if result.trial is None:
+                    self.quality.extend(quality_rows(result, ()))
+                    continue
+                trial = self.source.annotate(result.trial)
+                if self.relabel:
+                    trial, result = _relabel(result, trial, self.classes)
+                problems = find_problems(trial)
+                if trial.tokens is not None and trial.text and not self.relabel:
+                    self.n_labels += 1
+                    problems += compare_label(trial, self.classes)
+                rows = quality_rows(result, problems)
+                self.quality.extend(rows)
+                yield trial, exclusion_flags(rows)
         except UnreadableFile as error:
-            rows.append(_unreadable_row(file, error))
-            continue
-        if not n_trials:
-            stated = summary.classes, summary.layout
-        elif stated != (summary.classes, summary.layout):
-            raise UserError(
-                f"{file.path.name} differs from the other files in alphabet or original layout; prepare it separately"
-            )
-        n_trials[file] = summary.n_trials
-        channels.update(summary.n_channels)
-    if progress:
-        progress(len(source.files), len(source.files), "scanning files")
-    if not channels:
-        channels.update(_count_first_channels(reader, n_trials, rows))
-    most_common = max(channels, key=lambda n: (channels[n], n)) if channels else None
-    return _Scan(n_trials, most_common, tuple(rows), *stated)
+            self.quality.append(_unreadable_row(file, error))
 
+    def _wrong_channel_count(self, result: ReadResult, n_channels: int) -> ReadResult:
+        detail = f"{n_channels} channels, but the other trials have {self.n_channels}"
+        return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
-def _count_first_channels(
-    reader: ReaderProcess, n_trials: dict[SourceFile, int], rows: list[QualityRow]
-) -> Counter[int]:
-    """Trials by channel count in the first readable file; unreadable files become rows and are left out."""
-    for file in list(n_trials):
-        try:
-            trials = (result.trial for result in reader.read(file))
-            if counts := Counter(trial.bins.shape[1] for trial in trials if trial is not None):
-                return counts
-        except UnreadableFile as error:
-            rows.append(_unreadable_row(file, error))
-            del n_trials[file]
-    return Counter()
+    def _check_labels(self) -> None:
+        """Warn about labels that contradict their sentence, or refuse them."""
+        wrong = [row for row in self.quality if row.reason == LABEL_DIFFERS]
+        if not wrong:
+            return
+        found = f"{len(wrong)} of {self.n_labels} labels contradict their sentence"
+        message = f"{found}, the first in {wrong[0].trial}: {wrong[0].detail}"
+        if self.options.strict:
+            raise UserError(f"{message}; correct them, or derive labels from the texts: targets=phonemes")
+        if len(wrong) > _MANY_LABELS * self.n_labels:
+            logger.warning(f"{message} ({percent(len(wrong) / self.n_labels)}); a model would learn other sentences")
 
-
-def _nothing_readable(source: Source, scan: _Scan) -> PrepareReport:
-    rows = list(scan.rows)
-    for file in scan.n_trials:
-        problem = Problem("unreadable", None, "none of its trials can be read", "unreadable")
-        rows.extend(quality_rows(ReadResult(file.id, None, (problem,)), ()))
-    splits: dict[str, dict[str, int]] = {split: {"trials": 0} for split in SPLITS}
-    return replace(_report_scan(source, scan), sessions=(), trials=0, splits=splits, quality=tuple(rows))
+    def _report(self, manifest: Manifest) -> PrepareReport:
+        by_split = {split: [t for t in manifest.trials if t.split == split] for split in SPLITS}
+        return PrepareReport(
+            layout=manifest.layout,
+            simulated=manifest.simulated,
+            n_channels=manifest.n_channels,
+            sessions=tuple(manifest.statistics),
+            trials=len(manifest.trials),
+            splits={
+                split: {
+                    "trials": len(trials),
+                    "usable": sum(t.usable for t in trials),
+                    "n_bins": sum(t.n_bins for t in trials),
+                }
+                for split, trials in by_split.items()
+            },
+            quality=tuple(self.quality),
+            files=self.files,
+            notes=self.source.notes,
+            hashes={split: hash_trials(trials) for split, trials in by_split.items()},
+            leakage=manifest.leakage,
+            mapping=self.source.mapping,
+            written=False,
+        )
 
 
 def _unreadable_row(file: SourceFile, error: UnreadableFile) -> QualityRow:
@@ -284,69 +306,3 @@ def _relabel(result: ReadResult, trial: Trial, classes: tuple[str, ...]) -> tupl
         detail = f"left out of the label, because the alphabet lacks them: {' '.join(missing)}"
         problems = (*problems, Problem("unknown characters", len(missing), detail, "note"))
     return trial, ReadResult(result.id, trial, problems)
-
-
-class _Preparation:
-    """State of a store being written: everything but the bins."""
-
-    def __init__(
-        self, source: Source, scan: _Scan, n_channels: int, reader: ReaderProcess, progress: Progress | None
-    ) -> None:
-        self.source, self.scan, self.n_channels, self.reader = source, scan, n_channels, reader
-        self.progress, self.n_expected, self.n_done = progress, sum(scan.n_trials.values()), 0
-        self.quality: list[QualityRow] = list(scan.rows)
-
-    def write(self, writer: StoreWriter) -> None:
-        for session in dict.fromkeys(file.session for file in self.scan.n_trials):
-            for file in self.scan.n_trials:
-                if file.session == session:
-                    for trial, flags in self._read_file(file):
-                        writer.add(trial, flags)
-
-    def _read_file(self, file: SourceFile) -> Iterator[tuple[Trial, tuple[str, ...]]]:
-        """The readable trials of a file with their flags; every trial is checked and its findings are recorded."""
-        try:
-            for result in self.reader.read(file):
-                self.n_done += 1
-                if self.progress:
-                    self.progress(min(self.n_done, self.n_expected), self.n_expected, file.id)
-                if result.trial is not None and result.trial.bins.shape[1] != self.n_channels:
-                    result = self._wrong_channel_count(result, result.trial.bins.shape[1])
-                if result.trial is None:
-                    self.quality.extend(quality_rows(result, ()))
-                    continue
-                trial = result.trial
-                if self.source.relabel:
-                    trial, result = _relabel(result, trial, self.source.classes)
-                rows = quality_rows(result, find_problems(trial))
-                self.quality.extend(rows)
-                yield trial, exclusion_flags(rows)
-        except UnreadableFile as error:
-            self.quality.append(_unreadable_row(file, error))
-
-    def _wrong_channel_count(self, result: ReadResult, n_channels: int) -> ReadResult:
-        detail = f"{n_channels} channels, but the other trials have {self.n_channels}"
-        return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
-
-    def report(self, manifest: Manifest) -> PrepareReport:
-        by_split = {split: [t for t in manifest.trials if t.split == split] for split in SPLITS}
-        return PrepareReport(
-            layout=self.source.layout,
-            n_channels=self.n_channels,
-            sessions=tuple(manifest.statistics),
-            trials=len(manifest.trials),
-            splits={
-                split: {
-                    "trials": len(trials),
-                    "usable": sum(t.usable for t in trials),
-                    "n_bins": sum(t.n_bins for t in trials),
-                }
-                for split, trials in by_split.items()
-            },
-            quality=tuple(self.quality),
-            files=self.scan.trials_by_file,
-            notes=self.source.notes,
-            hashes={},
-            leakage=manifest.leakage,
-            written=True,
-        )

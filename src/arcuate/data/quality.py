@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from rapidfuzz.distance import Levenshtein
 
-from arcuate.data.alphabet import min_frames
+from arcuate.data.alphabet import BLANK, boundary_index, min_frames, token_names
 from arcuate.data.readers.source import Problem, ReadResult
-from arcuate.data.text import normalise_text
+from arcuate.data.text import normalise_text, sentence_tokens
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Trial
 
 NON_FINITE = "non-finite"
+LABEL_DIFFERS = "label differs from text"
+_CONTRADICTS = 0.5  # edit distance / length above which a label does not belong to its sentence
 _MAX_CONSTANT_FRACTION = 0.10
 _MAX_VALUE = 1e8  # far above any spike count or spike-band power; squares of much larger values overflow
 _MIN_SECONDS = 0.05
@@ -76,6 +79,28 @@ def find_problems(trial: Trial) -> list[Problem]:
             Problem("label too long", needed, f"the label needs {needed} frames, the trial has {n_bins} bins")
         )
     return problems
+
+
+def compare_label(trial: Trial, classes: Sequence[str]) -> list[Problem]:
+    """A note if the label of a trial belongs to another sentence than its text."""
+    tokens = [] if trial.tokens is None else trial.tokens.tolist()
+    if not contradicts_text(tokens, trial.text, classes):
+        return []
+    names = " ".join(token_names(tokens, classes))
+    return [Problem(LABEL_DIFFERS, None, f"{(trial.text or '')[:60]!r} is labelled {names[:80]}", "note")]
+
+
+def contradicts_text(tokens: Sequence[int], text: str | None, classes: Sequence[str]) -> bool:
+    """Whether a label and the tokens of its sentence differ in more than half of the tokens.
+
+    Blanks and boundaries do not count: pauses and padding do not change the sentence.
+    """
+    of_text = sentence_tokens(text or "", classes)
+    if of_text is None:
+        return False
+    ignored = (BLANK, boundary_index(classes))
+    label, expected = ([t for t in found if t not in ignored] for found in (tokens, of_text))
+    return bool(Levenshtein.distance(label, expected) > _CONTRADICTS * max(len(label), len(expected), 1))
 
 
 def quality_rows(result: ReadResult, found: Iterable[Problem]) -> list[QualityRow]:

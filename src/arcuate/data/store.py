@@ -212,11 +212,7 @@ class Store:
     @cached_property
     def hashes(self) -> dict[str, str]:
         """Hash of each split: all that its trials contribute to training and evaluation."""
-        return {split: self.hash_of(t for t in self.trials if t.split == split) for split in SPLITS}
-
-    def hash_of(self, trials: Iterable[TrialInfo]) -> str:
-        """Hash of these trials in any order: bins, labels, texts, blocks, flags; statistics follow from them."""
-        return _hash("\n".join(sorted(json.dumps(vars(info), sort_keys=True) for info in trials)).encode())
+        return {split: hash_trials(t for t in self.trials if t.split == split) for split in SPLITS}
 
     def find_changed(self, trials: Sequence[TrialInfo] | None = None, progress: Progress | None = None) -> list[str]:
         """Ids of the given trials (default: all) whose content does not match the hash in the manifest."""
@@ -302,6 +298,11 @@ def session_path(store: Path, name: str) -> Path:
 
 def statistics_path(store: Path, name: str) -> Path:
     return store / "sessions" / f"{name}.npz"
+
+
+def hash_trials(trials: Iterable[TrialInfo]) -> str:
+    """Hash of these trials in any order: bins, labels, texts, blocks, flags; statistics follow from them."""
+    return _hash("\n".join(sorted(json.dumps(vars(info), sort_keys=True) for info in trials)).encode())
 
 
 def is_store(path: Path) -> bool:

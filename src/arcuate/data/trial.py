@@ -1,4 +1,4 @@
-"""Trial: one attempted sentence with its recording, label and origin; session dates and electrode arrays."""
+"""Trial: one attempted sentence with its recording, label and origin; session dates."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from arcuate.errors import UserError
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Layout: TypeAlias = str  # name of a built-in or user-defined reader
-LAYOUTS: tuple[Layout, ...] = ("b2t25", "b2t24")  # benchmark releases, Brain-to-Text '25 and '24
 # Participant in the names of simulated sessions; the evaluator of FALCON H2 accepts real session names only.
 SIMULATED_PARTICIPANTS: dict[Layout, str] = {"b2t25": "sim", "b2t24": "sim24", "nwb": "sim", "falcon-h2": "t5"}
 BIN_MS = 20  # duration of one bin
@@ -84,60 +83,6 @@ def nearest_session(session: str, known: Sequence[str]) -> str:
         raise UserError("the model has no session layer to use for a new session; train on at least one session")
     gaps = {other: gap for other in known if (gap := days_between(session, other)) is not None}
     return min(gaps, key=lambda other: (abs(gaps[other]), -gaps[other])) if gaps else known[-1]
-
-
-# --- electrode arrays ---------------------------------------------------------------------------------------
-#
-# Both layouts hold the threshold crossings of all electrodes, then their spike-band power, array by array.
-
-# The '25 release documents its four arrays; for the two arrays in area 6v of the '24 release only the order is known.
-_ARRAY_NAMES: dict[Layout, tuple[str, ...]] = {
-    "b2t25": ("ventral 6v", "area 4", "55b", "dorsal 6v"),
-    "b2t24": ("6v array 1", "6v array 2"),
-}
-
-
-@dataclass(frozen=True)
-class Feature:
-    """One kind of signal: a block of neighbouring channels, one per electrode."""
-
-    name: str
-    channels: range
-
-
-@dataclass(frozen=True)
-class ElectrodeArray:
-    """One implanted array: a block of neighbouring electrodes."""
-
-    name: str
-    electrodes: range  # position within each feature
-    features: tuple[Feature, ...]
-
-    @property
-    def channels(self) -> np.ndarray:
-        """Channel indices of all features of this array's electrodes."""
-        return np.concatenate([np.asarray(f.channels)[self.electrodes] for f in self.features])
-
-
-def list_features(n_channels: int) -> tuple[Feature, ...]:
-    """Threshold crossings and spike-band power; one unnamed feature if the number of channels is odd."""
-    half, odd = divmod(n_channels, 2)
-    if odd:
-        return (Feature("channels", range(n_channels)),)
-    return Feature("threshold crossings", range(half)), Feature("spike-band power", range(half, n_channels))
-
-
-def list_arrays(layout: Layout, n_channels: int) -> tuple[ElectrodeArray, ...]:
-    """The arrays of a layout; one array of all electrodes if there are too few to divide."""
-    features = list_features(n_channels)
-    n_electrodes, names = len(features[0].channels), _ARRAY_NAMES.get(layout, ())
-    if not names or len(features) == 1 or n_electrodes < 2 * len(names):
-        return (ElectrodeArray("all channels", range(n_electrodes), features),)
-    parts = np.array_split(np.arange(n_electrodes), len(names))
-    return tuple(
-        ElectrodeArray(name, range(int(part[0]), int(part[-1]) + 1), features)
-        for name, part in zip(names, parts, strict=True)
-    )
 
 
 def layout_of_session(session: str) -> Layout:

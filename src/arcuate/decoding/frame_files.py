@@ -24,6 +24,7 @@ from arcuate.data.alphabet import (
 from arcuate.data.readers.b2t24 import load_mat
 from arcuate.data.readers.source import UnreadableFile
 from arcuate.data.unpickle import load_pickle
+from arcuate.data.watched import call_watched
 from arcuate.decoding.class_order import search_order
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError, check_resources
@@ -141,7 +142,7 @@ def _read_npy(path: Path) -> FrameLogProbs:
 def _read_mat(path: Path) -> FrameLogProbs:
     """Variables `logits` (one cell per trial, or an array with `lengths`) and optionally `classes`, `texts`."""
     try:
-        stored = load_mat(path, ("logits", "lengths", "classes", "trials", "texts", "sentences"))
+        stored = call_watched(path, load_mat, path, ("logits", "lengths", "classes", "trials", "texts", "sentences"))
     except UnreadableFile as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if "logits" not in stored:

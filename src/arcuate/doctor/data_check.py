@@ -14,8 +14,8 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.alphabet import BLANK, boundary_index, encode, min_frames, token_unit
+from arcuate.data.quality import contradicts_text
 from arcuate.data.store import Store, TrialInfo
-from arcuate.data.text import sentence_tokens
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.progress import Progress, counted, percent
@@ -25,7 +25,6 @@ _SEVERE = 0.05  # fraction of the training trials above which a fault can explai
 _MAX_BYTES = 2 << 30  # bins to read; larger stores are sampled, every n-th trial
 _DEAD_CHANNELS = 0.5  # fraction of constant channels that makes a trial dead
 _DEAD_TRIALS = 0.5  # fraction of dead trials that makes a session dead
-_CONTRADICTS = 0.5  # edit distance / length above which a label does not belong to its sentence
 _DECODES_WELL = 0.5  # median error rate of the training trials below which an outlier is suspicious
 _OUTLIER, _MIN_OUTLIER = 6.0, 0.6  # robust SDs above the median, and the error rate of a mislabelled trial
 _BETTER = 0.6  # ratio of error rates: the output of a trial fits the label of another one better
@@ -148,7 +147,7 @@ def _check_labels(run: Run, store: Store, used: Sequence[TrialInfo]) -> Iterator
     remedy = "write the true length of each label, and prepare the source again"
     yield from _fault("padded labels", "have a padded label, ending in repeated silence or blanks", remedy, padded, n)
     # Padding is a fault of its own; the comparison with the sentence ignores it.
-    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t, store.classes)]
+    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t.tokens, t.text, store.classes)]
     yield from _fault(
         "labels", "have a label that contradicts their sentence",
         "correct the labels of these trials, or exclude them, and prepare the source again", wrong, n,
@@ -162,22 +161,6 @@ def _check_labels(run: Run, store: Store, used: Sequence[TrialInfo]) -> Iterator
             f"have more {token_unit(store.classes)}s than frames and are left out of training",
             f"lower front_end.patch.stride, now {stride}", long, n,
         )  # fmt: skip
-
-
-def contradicts_text(trial: TrialInfo, classes: Sequence[str]) -> bool:
-    """Whether the label of a trial and the tokens of its sentence differ in more than half of the tokens."""
-    of_text = sentence_tokens(trial.text or "", classes)
-    if of_text is None:
-        return False
-    label, expected = _without_padding(trial.tokens or (), classes), _without_padding(of_text, classes)
-    distance = Levenshtein.distance(label, expected)
-    return bool(distance > _CONTRADICTS * max(len(label), len(expected), 1))
-
-
-def _without_padding(tokens: Sequence[int], classes: Sequence[str]) -> tuple[int, ...]:
-    """Tokens without blanks and boundaries: pauses and padding do not change the sentence."""
-    edge = boundary_index(classes)
-    return tuple(t for t in tokens if t not in (BLANK, edge))
 
 
 def _check_copies(used: Sequence[TrialInfo]) -> Iterator[DataFault]:
@@ -228,7 +211,11 @@ def _check_results(
         return
     spread = 1.4826 * float(np.median(np.abs(rates - middle)))
     suspects = [d for d in decoded if d.per > max(_MIN_OUTLIER, middle + _OUTLIER * spread)]
-    suspects = [d for d in suspects if not contradicts_text(d.trial, store.classes) or not d.trial.text]
+    suspects = [
+        d
+        for d in suspects
+        if not contradicts_text(d.trial.tokens or (), d.trial.text, store.classes) or not d.trial.text
+    ]
     yield from _note_sessions(decoded, notes)
     swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
     if not suspects:

@@ -30,8 +30,6 @@ _DATASETS = {  # layout: identifier, name
     "b2t25": ("brain-to-text-25", "Brain-to-Text '25 (participant T15)"),
     "b2t24": ("brain-to-text-24", "Brain-to-Text '24 (participant T12)"),
     "falcon-h2": ("falcon-h2", "FALCON H2 (handwriting, participant T5)"),
-    "handwriting": ("handwriting-bci", "handwriting release of 2021 (participant T5)"),
-    "corp": ("corp", "CORP (handwriting, participant T5)"),
 }
 _TASK = {"type": "automatic-speech-recognition", "name": "Brain-to-text (intracortical recordings)"}
 _INTENDED_USE = """\

@@ -24,15 +24,6 @@ _DATA = {
         "Karpowicz BM, Ye J, Fan C, et al. Few-shot Algorithms for Consistent Neural Decoding (FALCON) Benchmark."
         " NeurIPS Datasets and Benchmarks (2024). Data: doi:10.48324/dandi.000950"
     ),
-    "handwriting": (
-        "Willett FR, Avansino DT, Hochberg LR, Henderson JM, Shenoy KV. High-performance brain-to-text communication"
-        " via handwriting. Nature 593:249–254 (2021). Data: doi:10.5061/dryad.wh70rxwmv"
-    ),
-    "corp": (
-        "Fan C, Hahn N, Kamdar F, et al. Plug-and-play stability for intracortical brain-computer interfaces:"
-        " a one-year demonstration of seamless brain-to-text communication. NeurIPS (2023)."
-        " Data: doi:10.5061/dryad.hqbzkh1p6"
-    ),
 }
 _METHODS = {
     "ctc": "Graves A, Fernández S, Gomez F, Schmidhuber J. Connectionist temporal classification. ICML (2006).",

@@ -12,8 +12,9 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from arcuate.data.alphabet import BLANK, encode, token_groups, token_unit
+from arcuate.data.electrodes import list_arrays, list_features
 from arcuate.data.store import TrialInfo
-from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session, list_arrays, list_features
+from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session
 from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import FloorRates

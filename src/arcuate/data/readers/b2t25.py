@@ -5,7 +5,6 @@ allocated, and label lengths come from `seq_len`, never from the padded array.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +13,15 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, N_CLASSES
 from arcuate.data.readers.hdf5 import Budget, has_entry, open_dataset, open_group, read_attribute
+from arcuate.data.readers.release import find_release
 from arcuate.data.readers.source import (
     FILE_ERRORS,
     MAX_VALUES,
     NO_LABEL,
     REPLACEMENT,
-    FileSummary,
     Problem,
     ReadResult,
+    Source,
     SourceFile,
     UnreadableFile,
     is_safe_name,
@@ -29,54 +29,40 @@ from arcuate.data.readers.source import (
     summarise_error,
     unreadable,
 )
-from arcuate.data.trial import Split, Trial, trial_id
+from arcuate.data.trial import Trial, trial_id
 from arcuate.errors import check_resources
 
-FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
 _TRIAL = re.compile(r"trial_(\d{1,9})")
 _MAX_TOKENS = 100_000
 
 
-def recognise(folder: Path, name: str) -> SourceFile | str:
-    """The recording with this name in the folder of a session, or the reason why it is not one."""
-    if name in FILES:
-        return SourceFile(replace_surrogates(folder.name), FILES[name], folder / name)
-    return f"not one of {', '.join(FILES)}"
+class B2T25:
+    """Reader of Brain-to-Text '25."""
 
+    layout = "b2t25"
 
-def summarise_file(file: SourceFile) -> FileSummary:
-    """Number of trials and their channel counts; a trial with unreadable bins has no channel count."""
-    channels: Counter[int] = Counter()
-    with _open(file) as data:
-        names, _ = _trial_names(data)
-        for _, name in names:
-            try:
-                shape = open_dataset(open_group(data, name), "input_features").shape
-                channels[int(shape[1])] += 1
-            except (*FILE_ERRORS, IndexError):
-                continue
-    return FileSummary(len(names), channels)
+    def find_source(self, path: Path) -> Source:
+        return find_release(path, self.layout)
 
-
-def read_trials(file: SourceFile) -> Iterator[ReadResult]:
-    """The trials of one file in order."""
-    with _open(file) as data:
-        names, stray = _trial_names(data)
-        if stray:
-            detail = f"entries that are not trials, ignored: {', '.join(stray[:5])}"
-            yield ReadResult(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
-        seen: set[int] = set()
-        budget = Budget(file.path.stat().st_size)
-        for number, name in names:
-            identity = trial_id(file.session, file.split, number)
-            if number in seen:
-                yield unreadable(identity, f"duplicate trial number {number} ({name})")
-                continue
-            seen.add(number)
-            try:
-                yield _read_trial(file, number, open_group(data, name), budget)
-            except FILE_ERRORS as error:
-                yield unreadable(identity, summarise_error(error))
+    def read_trials(self, file: SourceFile) -> Iterator[ReadResult]:
+        """The trials of one file in order."""
+        with _open(file) as data:
+            names, stray = _trial_names(data)
+            if stray:
+                detail = f"entries that are not trials, ignored: {', '.join(stray[:5])}"
+                yield ReadResult(file.id, None, (Problem("unexpected entry", len(stray), detail, "note"),))
+            seen: set[int] = set()
+            budget = Budget(file.path.stat().st_size)
+            for number, name in names:
+                identity = trial_id(file.session, file.split, number)
+                if number in seen:
+                    yield unreadable(identity, f"duplicate trial number {number} ({name})")
+                    continue
+                seen.add(number)
+                try:
+                    yield _read_trial(file, number, open_group(data, name), budget)
+                except FILE_ERRORS as error:
+                    yield unreadable(identity, summarise_error(error))
 
 
 def _open(file: SourceFile) -> h5py.File:

@@ -1,31 +1,30 @@
-"""NWB files: binned features or spike times with a trials table; a mapping file assigns the columns.
+"""NWB files, read with pynwb: binned features or spike times, and a trials table.
 
-NWB is HDF5, and files are read with h5py under the rules of `readers.hdf5`: no other package is needed, and nothing in
-a file is executed. `arcuate prepare --describe FILE` prints a mapping to start from. FALCON H2 (handwriting, DANDI
-000950) is a fixed mapping of the same reader.
+A mapping names the time series and columns. Without one it is guessed from the first file, and
+`arcuate prepare --dry-run` prints it. FALCON H2 (handwriting, DANDI 000950) is a fixed mapping of the same reader.
 """
 
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from arcuate.config import Settings, parse_settings
+from arcuate.config import Settings, parse_settings, read_yaml
 from arcuate.data.alphabet import ALPHABETS, BLANK, FULL_STOP, SPACE, check_alphabet
-from arcuate.data.readers.hdf5 import Budget, has_entry, open_dataset, read_attribute
+from arcuate.data.readers.hdf5 import Budget, check_inside
 from arcuate.data.readers.source import (
-    FILE_ERRORS,
     MAX_VALUES,
-    FileSummary,
+    NO_LABEL,
     Problem,
     ReadResult,
     Source,
@@ -37,165 +36,141 @@ from arcuate.data.readers.source import (
     unreadable,
 )
 from arcuate.data.text import sentence_tokens
-from arcuate.data.trial import BIN_SECONDS, SPLITS, Split, Trial, session_date, session_order, trial_id
+from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, Trial, session_date, session_order, trial_id
+from arcuate.data.watched import call_watched
 from arcuate.errors import UserError, check_resources
 
 NOTES = "arcuate"  # key of the JSON object in general/notes of files that `arcuate export-data` wrote
-_SUFFIXES = (".nwb", ".h5", ".hdf5")
-_MAX_TRIALS = 1_000_000
-_MAX_TEXT = 10_000
 _TOLERANCE_S = 1e-3  # between times of trials and of bins
 _MAX_FILES = 20_000
-_MAX_LISTED = 30  # columns in a message
-_OPTIONAL_COLUMNS = ("text", "tokens", "block", "split", "number", "corpus", "mode")  # of a mapping; null: none
+_MAX_TEXT = 10_000
+_HELD_OUT = 0.1  # without splits: fraction of the trials for validation, and of the last trials for the test
+_TEXT_COLUMNS = ("cue", "sentence", "transcript", "text", "transcription", "prompt", "label")
+_BLOCK_COLUMNS = ("block_num", "block", "block_number", "block_id", "blocks")
+_CROSSINGS = ("crossing", "spike_count", "binned_spike", "spikes", "tx")  # names of features, crossings before power
+_POWER = ("power", "sbp")
 
 
 class NwbMapping(Settings):
-    """Location of the data in a file: paths within the file, and columns of the trials table."""
+    """Location of the data in a file: paths of time series, and columns of the trials table.
+
+    Columns named number, corpus and mode are read if the table has them.
+    """
 
     bins: tuple[str, ...] = Field(
-        (), max_length=16, description="Time series (bins, channels), joined along the channels; empty: bin `units`."
+        (),
+        max_length=16,
+        description="Time series (bins, channels), joined along the channels; empty: counts of the units.",
     )
-    units: str | None = Field(None, description="Table of units, whose spike times are counted in bins of 20 ms.")
     mask: str | None = Field(None, description="Time series of booleans; bins where it is false are left out.")
-    trials: str = Field("intervals/trials", description="Trials table.")
-    start: str = Field("start_time", description="Column: start of a trial in s.")
-    stop: str = Field("stop_time", description="Column: end of a trial in s.")
     stop_inclusive: bool = Field(False, description="The bin that starts at the end of a trial belongs to it.")
     text: str | None = Field(None, description="Column: sentence; null: none.")
     tokens: str | None = Field(None, description="Column: class indices of the label; null: derived from the text.")
     block: str | None = Field(None, description="Column: block number; null: all trials are in block 0.")
-    split: str | None = Field(None, description="Column: train, val or test; null: by file name or fraction.")
-    number: str | None = Field(None, description="Column: position of the trial in its split; null: counted.")
-    corpus: str | None = Field(None, description="Column: corpus; null: none.")
-    mode: str | None = Field(None, description="Column: speaking mode; null: none.")
+    split: str | None = Field(None, description="Column: train, val or test; null: by file name, else 80, 10 and 10 %.")
     targets: Literal["phonemes", "characters"] = Field("phonemes", description="Alphabet of labels from the text.")
     space: str = Field(" ", min_length=1, max_length=1, description="Character that stands for a space in the text.")
-    session: str | None = Field(None, max_length=100, description="Name of the session; null: that of the file.")
-    val_fraction: float = Field(0.1, ge=0.0, le=0.9, description="Without a split: fraction of trials for validation.")
-    test_fraction: float = Field(0.1, ge=0.0, le=0.9, description="Without a split: last fraction of trials (test).")
-
-    @model_validator(mode="after")
-    def _has_data(self) -> "NwbMapping":
-        if not self.bins and self.units is None:
-            raise ValueError("bins or units must name a data set, such as bins: [acquisition/binned_spikes]")
-        if self.bins and self.units is not None:
-            raise ValueError("bins and units are both given; keep one of them")
-        return self
 
 
-# As `arcuate export-data --to nwb` writes it.
-EXPORTED = NwbMapping(
-    bins=("acquisition/bins",), text="text", tokens="tokens", block="block", split="split", number="number",
-    corpus="corpus", mode="mode",
-)  # fmt: skip
 FALCON_H2 = NwbMapping(
     bins=("acquisition/binned_spikes",), mask="acquisition/eval_mask", text="cue", block="block_num",
     targets="characters", space=SPACE, stop_inclusive=True,
 )  # fmt: skip
 
 
+def read_mapping(path: Path) -> NwbMapping:
+    return parse_settings(NwbMapping, read_yaml(path, "mapping "), str(path), noun="mapping")
+
+
+def falcon_h2() -> "NwbReader":
+    """Reader of FALCON H2: one file per session and part, tokens are characters."""
+    return NwbReader(FALCON_H2, "falcon-h2", participant="t5")
+
+
 class NwbReader:
     """Reader of NWB files, one session each."""
 
-    layout = "nwb"
-
-    def __init__(self, mapping: Mapping[str, Any] | None = None) -> None:
-        self.mapping = EXPORTED if mapping is None else parse_settings(NwbMapping, mapping, "given", noun="mapping")
-        self.columns_required = mapping is not None  # the fixed mappings name columns that a file may lack
+    def __init__(
+        self, mapping: NwbMapping | None = None, layout: Layout = "nwb", participant: str | None = None
+    ) -> None:
+        self.layout, self.mapping, self._participant = layout, mapping, participant
+        try:
+            import_module("pynwb")  # before the first child process is forked
+        except ImportError:
+            raise UserError("NWB files need pynwb; install it with: pip install 'arcuate[data]'") from None
 
     def find_source(self, path: Path) -> Source:
         """All NWB files at or below `path`; every file may hold trials of every split."""
-        paths = list_data_files(path, _SUFFIXES)
-        files = []
+        paths = _list_files(path)
+        about = self._describe(paths)
+        files: dict[str, SourceFile] = {}
+        skipped: list[ReadResult] = []
         for file in paths:
-            named = split_of_name(file.stem)
-            files += [SourceFile(self._session(file), s, file) for s in (SPLITS if named is None else (named,))]
-        return _make_source(self, path, files, ALPHABETS[self.mapping.targets])
+            named = _split_of_name(file.stem)
+            for split in SPLITS if named is None else (named,):
+                found = SourceFile(self._session(file), split, file)
+                if found.id in files:  # its numbers would collide
+                    detail = f"a second file of {found.id}; {files[found.id].path.name} is read"
+                    skipped.append(ReadResult(file.name, None, (Problem("second file", None, detail, "ignored"),)))
+                else:
+                    files[found.id] = found
+        ordered = sorted(files.values(), key=lambda f: (session_order(f.session), SPLITS.index(f.split)))
+        self.mapping = about.mapping
+        return Source(
+            about.layout or self.layout,
+            path,
+            tuple(ordered),
+            classes=about.classes or ALPHABETS[about.mapping.targets],
+            mapping=about.mapping.model_dump(mode="json"),
+            skipped=tuple(skipped),
+        )
+
+    def _describe(self, paths: Sequence[Path]) -> "_About":
+        """What the first readable file says about all of them."""
+        problem = ""
+        for path in paths:
+            try:
+                about = call_watched(path, _describe, path)
+            except UnreadableFile as error:
+                problem = problem or f"{path}: {error}"
+                continue
+            return about if self.mapping is None else _About(self.mapping, about.classes, about.layout)
+        raise UserError(f"no NWB file can be read: {problem}")
 
     def _session(self, path: Path) -> str:
-        return self.mapping.session or session_of_name(path.stem)
-
-    def summarise_file(self, file: SourceFile) -> FileSummary:
-        """Number of trials of the split, and the number of channels."""
-        with _open(file.path) as data:
-            table = self._open_recording(data, file)
-            n_trials = len(table.rows(file.split))
-            channels = Counter({table.n_channels: n_trials}) if n_trials else Counter()
-            return FileSummary(n_trials, channels, *_exported_notes(data))
+        if self._participant and (recorded := session_date(path.stem)):
+            return f"{self._participant}.{recorded:%Y.%m.%d}"
+        name = re.sub(r"[^\w .+\-]", "_", replace_surrogates(path.stem))[:100].strip(" .")
+        return name if is_safe_name(name) else "session"
 
     def read_trials(self, file: SourceFile) -> Iterator[ReadResult]:
         """The trials of one split in the order of the table."""
-        with _open(file.path) as data:
-            yield from self._open_recording(data, file).read(file.split)
-
-    def _open_recording(self, data: h5py.File, file: SourceFile) -> "_Recording":
-        recording = _Recording(data, self.mapping, file)
-        if self.columns_required:
-            recording.check_columns()
-        return recording
-
-
-class FalconH2Reader(NwbReader):
-    """Reader of FALCON H2: one file per session and part, tokens are characters."""
-
-    layout = "falcon-h2"
-
-    def __init__(self, mapping: Mapping[str, Any] | None = None) -> None:
-        if mapping is not None:
-            raise UserError("--mapping applies to --layout nwb only; falcon-h2 has a fixed mapping")
-        self.mapping = FALCON_H2
-        self.columns_required = False
-
-    def find_source(self, path: Path) -> Source:
-        files = []
-        for file in list_data_files(path, (".nwb",)):
-            files.append(SourceFile(self._session(file), split_of_name(file.stem) or "train", file))
-        return _make_source(self, path, files, ALPHABETS["characters"])
-
-    def _session(self, path: Path) -> str:
-        recorded = session_date(path.stem)
-        return f"t5.{recorded:%Y.%m.%d}" if recorded else session_of_name(path.stem)
+        if self.mapping is None:
+            raise ValueError("find_source is called before read_trials, because it finds the mapping")
+        with _open(file.path) as nwb:
+            try:
+                recording = _Recording(nwb, self.mapping, file)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise UnreadableFile(summarise_error(error)) from error
+            yield from recording.read()
 
 
-def _make_source(reader: NwbReader, root: Path, files: list[SourceFile], classes: tuple[str, ...]) -> Source:
-    """The files in order; a second file of the same session and split is skipped, because its numbers would collide."""
-    chosen: dict[str, SourceFile] = {}
-    skipped: list[ReadResult] = []
-    for file in sorted(files, key=lambda f: (session_order(f.session), SPLITS.index(f.split), f.path.name)):
-        if file.id in chosen:
-            detail = f"a second file of {file.id}; {chosen[file.id].path.name} is read"
-            skipped.append(ReadResult(file.path.name, None, (Problem("second file", None, detail, "ignored"),)))
-        else:
-            chosen[file.id] = file
-    return Source(reader.layout, root, tuple(chosen.values()), classes=classes, skipped=tuple(skipped))
-
-
-def list_data_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Files with these endings at or below `path`, sorted; UserError if there are none."""
-    if path.is_file():
-        found = [path] if path.name.lower().endswith(suffixes) else []
-    elif path.is_dir():
-        found = []
-        for folder, folders, names in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            found += [Path(folder, name) for name in sorted(names) if name.lower().endswith(suffixes)]
-            if len(found) > _MAX_FILES:
-                raise UserError(f"more than {_MAX_FILES} files below {path}; give the folder of the recordings")
-    else:
+def _list_files(path: Path) -> list[Path]:
+    """NWB files at or below `path`, sorted; UserError if there are none."""
+    if not path.exists():
         raise UserError(f"no file or folder {path}; give the recordings")
+    found = [path] if path.is_file() else []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(folder, name) for name in sorted(names) if name.lower().endswith(".nwb")]
+        if len(found) > _MAX_FILES:
+            raise UserError(f"more than {_MAX_FILES} files below {path}; give the folder of the recordings")
     if not found:
-        raise UserError(f"no {', '.join(suffixes)} file at {path}; give the folder of the recordings")
-    return [Path(replace_surrogates(str(p))) if not p.exists() else p for p in found]
+        raise UserError(f"no .nwb file at {path}; give the folder of the recordings")
+    return found
 
 
-def session_of_name(stem: str) -> str:
-    """A session name from a file name: characters that are not allowed become _."""
-    name = re.sub(r"[^\w .+\-]", "_", replace_surrogates(stem))[:100].strip(" .")
-    return name if is_safe_name(name) else "session"
-
-
-def split_of_name(stem: str) -> Split | None:
+def _split_of_name(stem: str) -> Split | None:
     """The split that a file name states, such as held-in-calib, minival or test."""
     words = set(re.split(r"[^a-z]+", stem.lower()))
     if words & {"calib", "train", "oracle"}:
@@ -205,245 +180,137 @@ def split_of_name(stem: str) -> Split | None:
     return "test" if words & {"eval", "test", "holdout"} else None
 
 
-def _open(path: Path) -> h5py.File:
+# --- one file, in the child ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """The NWBFile at a path, whose values are all in the file itself."""
+    from pynwb import NWBHDF5IO
+
     try:
-        return h5py.File(path, "r")
-    except FILE_ERRORS as error:
+        with h5py.File(path, "r") as data:
+            check_inside(data)
+        io = NWBHDF5IO(path, "r", load_namespaces=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nwb = io.read()
+    except Exception as error:  # pynwb and hdmf raise anything at a damaged file
         check_resources(error, path)
         raise UnreadableFile(summarise_error(error)) from error
-
-
-def open_path(data: h5py.File, path: str) -> Any:
-    """The group or array at a path; every link on the way must be a plain one."""
-    place: Any = data
-    for name in path.strip("/").split("/"):
-        if not isinstance(place, h5py.Group) or not has_entry(place, name):
-            raise ValueError(f"{path} is missing")
-        if place.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{path} is a link, which is not allowed")
-        place = place[name]
-    return place
-
-
-def _exported_notes(data: h5py.File) -> tuple[tuple[str, ...] | None, str | None]:
-    """Alphabet and layout in general/notes of an exported file."""
-    try:
-        notes = open_dataset(open_path(data, "general"), "notes")
-        text = notes[()] if notes.shape == () else None
-        if not isinstance(text, bytes | str) or len(text) > 1_000_000:
-            return None, None
-        tree = json.loads(text)[NOTES]
-        layout = tree["layout"]
-        known = layout if isinstance(layout, str) and is_safe_name(layout) else None
-        return check_alphabet([str(name) for name in tree["classes"]]), known
-    except (*FILE_ERRORS, AttributeError, RecursionError):
-        return None, None
+    with io:
+        yield nwb
 
 
 @dataclass(frozen=True)
-class _Series:
-    """One time series: its data set and the time of each row."""
+class _About:
+    """What a file says about the recordings: names, and the alphabet and original layout of an exported file."""
 
-    data: h5py.Dataset
-    times: np.ndarray  # (T,) float64, increasing
+    mapping: NwbMapping
+    classes: tuple[str, ...] | None
+    layout: Layout | None
+
+
+def _describe(path: Path) -> _About:
+    with _open(path) as nwb:
+        classes, layout = _exported_notes(nwb)
+        return _About(_guess_mapping(nwb), classes, layout)
+
+
+def _exported_notes(nwb: Any) -> tuple[tuple[str, ...] | None, Layout | None]:
+    """Alphabet and layout in general/notes of an exported file."""
+    try:
+        tree = json.loads(nwb.notes or "{}")[NOTES]
+        layout = tree["layout"]
+        return check_alphabet([str(name) for name in tree["classes"]]), layout if is_safe_name(str(layout)) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None, None
+
+
+def _guess_mapping(nwb: Any) -> NwbMapping:
+    """A mapping: the time series in bins, else the units, and likely columns of the trials table.
+
+    Time series named like threshold crossings or power are joined if they have the same number of bins as the widest of
+    them. If there are no such names, the widest time series is used.
+    """
+    if nwb.trials is None:
+        raise UnreadableFile("it has no trials table")
+    columns = nwb.trials.colnames
+    shapes = {name: series.data.shape for name, series in _list_series(nwb).items() if series.data.ndim == 2}
+    named = sorted((p for p in shapes if _feature_rank(p) is not None), key=lambda p: (_feature_rank(p), p))
+    widest = max(named or shapes, key=lambda p: shapes[p][1], default=None)
+    if widest is None and nwb.units is None:
+        raise UnreadableFile("it has neither a time series (bins, channels) nor a table of units")
+    chosen = [p for p in named or shapes if p == widest or (named and widest and shapes[p][0] == shapes[widest][0])]
+    text = next((name for name in _TEXT_COLUMNS if name in columns), None)
+    sample = str(nwb.trials[text][0]) if text is not None and len(nwb.trials) else ""
+    handwriting = SPACE in sample or FULL_STOP in sample
+    return NwbMapping(
+        bins=tuple(chosen),
+        mask="acquisition/eval_mask" if "eval_mask" in nwb.acquisition else None,
+        text=text,
+        tokens="tokens" if "tokens" in columns else None,
+        block=next((name for name in _BLOCK_COLUMNS if name in columns), None),
+        split="split" if "split" in columns else None,
+        targets="characters" if handwriting else "phonemes",
+        space=SPACE if handwriting else " ",
+    )
+
+
+def _feature_rank(path: str) -> int | None:
+    """0 for a name like threshold crossings, 1 for one like power, None for another."""
+    name = path.rpartition("/")[2].lower()
+    return next((rank for rank, parts in enumerate((_CROSSINGS, _POWER)) if any(p in name for p in parts)), None)
+
+
+def _list_series(nwb: Any) -> dict[str, Any]:
+    """Time series of numbers by their path in the file."""
+    found = {}
+    for item in nwb.objects.values():
+        data = getattr(item, "data", None)
+        if isinstance(data, h5py.Dataset) and data.dtype.kind in "fiub" and hasattr(item, "timestamps"):
+            found[data.name.strip("/").removesuffix("/data")] = item
+    return found
 
 
 class _Recording:
-    """The trials table and the time series of one open file."""
+    """The trials of one split of an open file."""
 
-    def __init__(self, data: h5py.File, mapping: NwbMapping, file: SourceFile) -> None:
-        self.data, self.mapping, self.file = data, mapping, file
+    def __init__(self, nwb: Any, mapping: NwbMapping, file: SourceFile) -> None:
+        if nwb.trials is None:
+            raise ValueError("it has no trials table")
+        self.mapping, self.file = mapping, file
+        self.table = nwb.trials.to_dataframe(exclude={"timeseries"})
+        self.classes = _exported_notes(nwb)[0] or ALPHABETS[mapping.targets]
         self.budget = Budget(file.path.stat().st_size)
-        try:
-            self.table = open_path(data, mapping.trials)
-            if not isinstance(self.table, h5py.Group):
-                raise ValueError(f"{mapping.trials} is not a table")
-            self.start, self.stop = (self._numbers(name) for name in (mapping.start, mapping.stop))
-            self.series = tuple(self._open_series(name) for name in mapping.bins)
-            self.mask = None if mapping.mask is None else self._read_mask(mapping.mask)
-            self.classes = _exported_notes(data)[0] or ALPHABETS[mapping.targets]
-            self._check()
-        except FILE_ERRORS as error:
-            check_resources(error, file.path)
-            raise UnreadableFile(summarise_error(error)) from error
-
-    def _check(self) -> None:
-        n_rows = len(self.start)
-        if n_rows > _MAX_TRIALS or len(self.stop) != n_rows:
-            raise ValueError(f"the trials table has {n_rows} starts and {len(self.stop)} ends")
-        if not np.isfinite(self.start).all() or not np.isfinite(self.stop).all():
+        known = _list_series(nwb)
+        named = (*mapping.bins, *([mapping.mask] if mapping.mask else []))
+        if missing := [name for name in named if name not in known]:
+            raise ValueError(f"{missing[0]} is missing; its time series are {', '.join(known) or 'none'}")
+        self.series = [known[name].data for name in mapping.bins]
+        self.times = [_times(known[name], name) for name in mapping.bins]
+        if any(len(times) != len(self.times[0]) for times in self.times):
+            raise ValueError(f"the time series have different lengths: {sorted(map(len, self.times))}")
+        self.mask = np.asarray(known[mapping.mask].data[:], bool) if mapping.mask else None
+        if self.mask is not None and self.series and self.mask.shape != self.times[0].shape:
+            raise ValueError(f"{mapping.mask} has shape {self.mask.shape}, the bins {self.times[0].shape}")
+        units = nwb.units if not mapping.bins else None
+        self.spikes = [] if units is None else [np.sort(units.get_unit_spike_times(i)) for i in range(len(units))]
+        if not self.series and not self.spikes:
+            raise ValueError("it has no units, and the mapping names no time series in `bins`")
+        self.bounds = self.table[["start_time", "stop_time"]].to_numpy(np.float64)
+        if not np.isfinite(self.bounds).all():
             raise ValueError("the trials table has times that are not numbers")
-        lengths = {len(series.times) for series in self.series}
-        if len(lengths) > 1:
-            raise ValueError(f"the time series have different lengths: {sorted(lengths)}")
-        if self.mask is not None and self.series and len(self.mask) != len(self.series[0].times):
-            raise ValueError(f"{self.mapping.mask} has {len(self.mask)} rows, the bins {len(self.series[0].times)}")
 
-    # --- columns ---------------------------------------------------------------------------------------------
-
-    def check_columns(self) -> None:
-        """Raise UserError for a column that the mapping names and the file lacks."""
-        found = [name.decode("utf-8", errors="replace") for name in self.table.id]
-        for field in _OPTIONAL_COLUMNS:
-            name = getattr(self.mapping, field)
-            if name is None or name in found:
-                continue
-            listed = ", ".join(found[:_MAX_LISTED]) + (", …" if len(found) > _MAX_LISTED else "")
-            raise UserError(
-                f"the mapping has {field}: {name}, but the table {self.mapping.trials} of {self.file.path} has no"
-                f" column {name}, only {listed}; correct the name, or set {field}: null"
-            )
-
-    def _column(self, name: str) -> h5py.Dataset:
-        return open_dataset(self.table, name)
-
-    def _numbers(self, name: str) -> np.ndarray:
-        column = self._column(name)
-        if column.ndim != 1 or column.dtype.kind not in "fiub" or column.shape[0] > _MAX_TRIALS:
-            raise ValueError(f"column {name} is {column.dtype} with shape {column.shape}, expected numbers")
-        self.budget.spend(column.shape[0] * 8)
-        return np.asarray(column[:], dtype=np.float64)
-
-    def _integers(self, name: str | None) -> list[int | None]:
-        """A column of integers; None where a value is not one."""
-        if name is None:
-            return [None] * len(self.start)
-        column = self._column(name)
-        if column.dtype.kind in "fiub":
-            return [int(v) if np.isfinite(v) and abs(v) < 2**53 and v == int(v) else None for v in self._numbers(name)]
-        found = [re.fullmatch(r"\s*(\d{1,9})\s*", text or "") for text in self._texts(name)]
-        return [None if match is None else int(match[1]) for match in found]
-
-    def _texts(self, name: str | None) -> list[str | None]:
-        if name is None:
-            return [None] * len(self.start)
-        column = self._column(name)
-        is_text = h5py.check_string_dtype(column.dtype) is not None or column.dtype.kind == "S"
-        if column.ndim != 1 or not is_text or column.shape[0] > _MAX_TRIALS:
-            raise ValueError(f"column {name} is {column.dtype} with shape {column.shape}, expected texts")
-        self.budget.spend(column.shape[0] * max(column.dtype.itemsize, 8))
-        texts: list[str | None] = []
-        for value in column[:]:
-            text = value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
-            texts.append(replace_surrogates(text)[:_MAX_TEXT].replace("\0", ""))
-        return texts
-
-    def _ragged(self, name: str) -> list[np.ndarray]:
-        """A ragged column of integers: values, and the end of each row in `<name>_index`."""
-        values, index = self._column(name), self._column(f"{name}_index")
-        if values.ndim != 1 or values.dtype.kind not in "iu" or index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ValueError(f"column {name} is not a list of integers for every trial")
-        self.budget.spend((values.shape[0] + index.shape[0]) * 8)
-        ends = np.asarray(index[:], dtype=np.int64)
-        if len(ends) and (np.any(np.diff(ends) < 0) or ends[0] < 0 or ends[-1] > values.shape[0]):
-            raise ValueError(f"{name}_index points outside of {name}")
-        return np.split(np.asarray(values[:], dtype=np.int64), ends[:-1]) if len(ends) else []
-
-    def _optional(self, name: str | None) -> str | None:
-        """A column that may be absent in an exported or older file, or in one of FALCON H2."""
-        return name if name is not None and has_entry(self.table, name) else None
-
-    # --- time series -----------------------------------------------------------------------------------------
-
-    def _open_series(self, path: str) -> _Series:
-        group = open_path(self.data, path)
-        if not isinstance(group, h5py.Group):
-            raise ValueError(f"{path} is not a time series (a group with data and timestamps)")
-        data = open_dataset(group, "data")
-        if data.ndim not in (1, 2) or data.dtype.kind not in "fiub":
-            raise ValueError(f"{path}/data is {data.dtype} with shape {data.shape}, expected numbers (bins, channels)")
-        return _Series(data, self._times(group, path, data.shape[0]))
-
-    def _times(self, group: h5py.Group, path: str, n: int) -> np.ndarray:
-        if has_entry(group, "timestamps"):
-            stored = open_dataset(group, "timestamps")
-            if stored.shape != (n,) or stored.dtype.kind != "f":
-                raise ValueError(f"{path}/timestamps is {stored.dtype} with shape {stored.shape}, expected ({n},)")
-            self.budget.spend(8 * n)
-            times = np.asarray(stored[:], dtype=np.float64)
-        else:
-            begin = open_dataset(group, "starting_time")
-            rate = read_attribute(begin, "rate")
-            if begin.shape != () or not isinstance(rate, float | int | np.floating | np.integer) or not rate > 0:
-                raise ValueError(f"{path} has neither timestamps nor a rate")
-            if n > MAX_VALUES:
-                raise ValueError(f"{path} has {n} rows, too many")
-            times = float(begin[()]) + np.arange(n) / float(rate)
-        if not np.isfinite(times).all() or np.any(np.diff(times) <= 0):
-            raise ValueError(f"the timestamps of {path} do not increase")
-        step = float(np.median(np.diff(times))) if n > 1 else BIN_SECONDS
-        if abs(step - BIN_SECONDS) > 1e-3 and path != self.mapping.mask:
-            raise ValueError(f"{path} has one row every {1000 * step:g} ms, expected bins of 20 ms; use units instead")
-        return times
-
-    def _read_mask(self, path: str) -> np.ndarray:
-        series = self._open_series(path)
-        if series.data.ndim != 1:
-            raise ValueError(f"{path} has shape {series.data.shape}, expected one value per bin")
-        self.budget.spend(series.data.shape[0])
-        return np.asarray(series.data[:]).astype(bool)
-
-    @cached_property
-    def _spikes(self) -> list[np.ndarray]:
-        """Sorted spike times of every unit."""
-        table = open_path(self.data, str(self.mapping.units))
-        times, index = open_dataset(table, "spike_times"), open_dataset(table, "spike_times_index")
-        if times.ndim != 1 or times.dtype.kind != "f" or index.ndim != 1 or index.dtype.kind not in "iu":
-            raise ValueError(f"{self.mapping.units} has no spike times")
-        self.budget.spend((times.shape[0] + index.shape[0]) * 8)
-        ends = np.asarray(index[:], dtype=np.int64)
-        if len(ends) > 65536 or (len(ends) and (np.any(np.diff(ends) < 0) or ends[0] < 0 or ends[-1] > len(times))):
-            raise ValueError("spike_times_index points outside of spike_times")
-        return [np.sort(part) for part in np.split(np.asarray(times[:], dtype=np.float64), ends)[: len(ends)]]
-
-    @property
-    def n_channels(self) -> int:
-        if not self.series:
-            try:
-                return len(self._spikes)
-            except FILE_ERRORS as error:
-                raise UnreadableFile(summarise_error(error)) from error
-        return sum(1 if s.data.ndim == 1 else int(s.data.shape[1]) for s in self.series)
-
-    # --- trials ----------------------------------------------------------------------------------------------
-
-    def rows(self, split: str) -> list[int]:
-        """Rows of the table that belong to a split."""
-        n, mapping = len(self.start), self.mapping
-        if split_of_name(self.file.path.stem) is not None and self._optional(mapping.split) is None:
-            return list(range(n))
+    def read(self) -> Iterator[ReadResult]:
+        """The trials of the split; a trial that cannot be read is reported."""
+        mapping, split = self.mapping, self.file.split
         try:
-            if (column := self._optional(mapping.split)) is not None:
-                return [i for i, name in enumerate(self._texts(column)) if name == split]
-        except FILE_ERRORS as error:
-            raise UnreadableFile(summarise_error(error)) from error
-        n_test = round(n * mapping.test_fraction)
-        n_val = min(round(n * mapping.val_fraction), n - n_test)
-        first = {"train": 0, "val": n - n_test - n_val, "test": n - n_test}
-        last = {"train": n - n_test - n_val, "val": n - n_test, "test": n}
-        return list(range(first[split], last[split]))
-
-    def read(self, split: Split) -> Iterator[ReadResult]:
-        """The trials of a split; a trial that cannot be read is reported."""
-        mapping, rows = self.mapping, self.rows(split)
-        try:
-            texts = self._texts(mapping.text)
-            has_text = self._numbers("has_text").astype(bool) if has_entry(self.table, "has_text") else None
-            tokens = None if self._optional(mapping.tokens) is None else self._ragged(str(mapping.tokens))
-            has_label = self._numbers("has_label").astype(bool) if has_entry(self.table, "has_label") else None
-            blocks, numbers = (self._integers(self._optional(name)) for name in (mapping.block, mapping.number))
-            corpora, modes = (self._texts(self._optional(name)) for name in (mapping.corpus, mapping.mode))
-            columns = [
-                texts,
-                blocks,
-                numbers,
-                corpora,
-                modes,
-                *(c for c in (tokens, has_text, has_label) if c is not None),
-            ]
-            if any(len(column) != len(self.start) for column in columns):
-                raise ValueError("the columns of the trials table have different lengths")
-        except FILE_ERRORS as error:
+            texts, corpora, modes = (self._texts(name) for name in (mapping.text, "corpus", "mode"))
+            blocks, numbers = self._integers(mapping.block), self._integers("number")
+            stored = self._labels()
+            rows = self._rows()
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UnreadableFile(summarise_error(error)) from error
         seen: set[int] = set()
         for position, row in enumerate(rows):
@@ -454,16 +321,15 @@ class _Recording:
                 yield unreadable(identity, f"duplicate trial number {number}")
                 continue
             seen.add(number)
-            text = texts[row] if has_text is None or has_text[row] else None
+            text = texts[row]
             if text is not None and mapping.space != " ":
                 text = text.replace(mapping.space, " ").replace(FULL_STOP, ".")
             try:
-                bins = self._read_bins(row)
-            except FILE_ERRORS as error:
+                bins = self._read_bins(*self.bounds[row])
+            except (OSError, ValueError, RuntimeError) as error:
                 yield unreadable(identity, summarise_error(error))
                 continue
-            stored = None if tokens is None or (has_label is not None and not has_label[row]) else tokens[row]
-            label, problems = self._label(text, stored, tokens is not None)
+            label, problems = self._label(text, None if stored is None else stored[row], stored is not None)
             if blocks[row] is None and mapping.block is not None:
                 problems = (*problems, Problem("no block number", None, "block 0 is assumed", "note"))
             trial = Trial(
@@ -472,44 +338,125 @@ class _Recording:
             )
             yield ReadResult(identity, trial, problems)
 
+    # --- columns ----------------------------------------------------------------------------------------------
+
+    def _column(self, name: str | None) -> list[Any]:
+        """The values of a column; None in every row where no column is named, or an optional one is absent."""
+        if name is None or (name in ("number", "corpus", "mode") and name not in self.table):
+            return [None] * len(self.table)
+        if name not in self.table:
+            listed = ", ".join(map(str, self.table.columns))
+            raise KeyError(f"the trials table has no column {name}, only {listed}; change the mapping")
+        return list(self.table[name])
+
+    def _texts(self, name: str | None) -> list[str | None]:
+        """A column of texts; None where has_text is false."""
+        known = self._flags("has_text") if name is not None and name == self.mapping.text else [True] * len(self.table)
+        texts: list[str | None] = []
+        for value, is_known in zip(self._column(name), known, strict=True):
+            if not isinstance(value, str | bytes | None):
+                raise ValueError(f"column {name} holds {type(value).__name__}, expected texts")
+            plain = value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+            texts.append(None if plain is None or not is_known else _clean(plain))
+        return texts
+
+    def _integers(self, name: str | None) -> list[int | None]:
+        """A column of integers; None where a value is not one."""
+        return [_to_integer(value) for value in self._column(name)]
+
+    def _flags(self, name: str) -> list[bool]:
+        return [bool(value) for value in self.table[name]] if name in self.table else [True] * len(self.table)
+
+    def _labels(self) -> list[np.ndarray | None] | None:
+        """The stored labels; None if the file has none."""
+        if self.mapping.tokens is None:
+            return None
+        labels = [np.asarray(value) for value in self._column(self.mapping.tokens)]
+        if any(label.ndim != 1 or (label.size and label.dtype.kind not in "iu") for label in labels):
+            raise ValueError(f"column {self.mapping.tokens} is not a list of integers for every trial")
+        known = self._flags("has_label")
+        return [label if is_known else None for label, is_known in zip(labels, known, strict=True)]
+
+    def _rows(self) -> list[int]:
+        """Rows of the table that belong to the split."""
+        n = len(self.table)
+        if self.mapping.split is not None:
+            return [i for i, name in enumerate(self._texts(self.mapping.split)) if name == self.file.split]
+        if _split_of_name(self.file.path.stem) is not None:
+            return list(range(n))
+        n_test = round(n * _HELD_OUT)
+        n_train = n - n_test - min(n_test, n - n_test)
+        bounds = {"train": (0, n_train), "val": (n_train, n - n_test), "test": (n - n_test, n)}
+        return list(range(*bounds[self.file.split]))
+
     def _label(
-        self, text: str | None, stored: np.ndarray | None, has_column: bool
+        self, text: str | None, stored: np.ndarray | None, has_labels: bool
     ) -> tuple[np.ndarray | None, tuple[Problem, ...]]:
         """The stored label, or one derived from the text if the file has no labels."""
-        if has_column:
-            if stored is None:
-                return None, ()
+        if has_labels and stored is not None:
             if stored.size and (stored.min() <= BLANK or stored.max() >= len(self.classes)):
-                detail = f"tokens are outside 1…{len(self.classes) - 1}"
-                return None, (Problem("label out of range", None, detail),)
+                return None, (Problem("label out of range", None, f"tokens are outside 1…{len(self.classes) - 1}"),)
             return stored.astype(np.int32), ()
-        tokens = None if not text else sentence_tokens(text, self.classes)
-        return (None if tokens is None else np.array(tokens, np.int32)), ()
+        tokens = None if not text or has_labels else sentence_tokens(text, self.classes)
+        if tokens is None:
+            missing = Problem(NO_LABEL, None, "the trial has neither a label nor a sentence to derive it from")
+            return None, () if self.file.split == "test" else (missing,)
+        return np.array(tokens, np.int32), ()
 
-    def _read_bins(self, row: int) -> np.ndarray:
-        start, stop = float(self.start[row]), float(self.stop[row])
+    # --- bins -------------------------------------------------------------------------------------------------
+
+    def _read_bins(self, start: float, stop: float) -> np.ndarray:
         if not self.series:
             return self._count_spikes(start, stop)
-        times = self.series[0].times
-        first = int(np.searchsorted(times, start - _TOLERANCE_S))
+        first = int(np.searchsorted(self.times[0], start - _TOLERANCE_S))
         edge = stop + _TOLERANCE_S if self.mapping.stop_inclusive else stop - _TOLERANCE_S
-        last = max(first, int(np.searchsorted(times, edge)))
-        if (last - first) * self.n_channels > MAX_VALUES:
-            raise ValueError(f"a trial of {last - first} bins is too long")
+        last = max(first, int(np.searchsorted(self.times[0], edge)))
         parts = []
-        for series in self.series:
-            self.budget.spend((last - first) * (1 if series.data.ndim == 1 else series.data.shape[1]) * 4)
+        for data in self.series:
+            shape = last - first, int(np.prod(data.shape[1:]))
+            if shape[0] * shape[1] > MAX_VALUES or data.ndim > 2:
+                raise ValueError(f"a trial of {last - first} bins of shape {data.shape[1:]} is too large")
+            self.budget.spend(4 * shape[0] * shape[1])
             with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the quality checks report
-                part = np.asarray(series.data[first:last]).astype(np.float32)
-            parts.append(part[:, None] if part.ndim == 1 else part)
+                parts.append(np.asarray(data[first:last]).astype(np.float32).reshape(shape))
         bins = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return np.ascontiguousarray(bins if self.mask is None else bins[self.mask[first:last]])
 
     def _count_spikes(self, start: float, stop: float) -> np.ndarray:
         """Spike counts in bins of 20 ms. (T, units)"""
         n_bins = max(0, int((stop - start) / BIN_SECONDS + 1e-6))
-        if n_bins * max(len(self._spikes), 1) > MAX_VALUES:
+        if n_bins * len(self.spikes) > MAX_VALUES:
             raise ValueError(f"a trial of {n_bins} bins is too long")
         edges = start + BIN_SECONDS * np.arange(n_bins + 1)
-        counts = [np.diff(np.searchsorted(times, edges)) for times in self._spikes]
-        return np.stack(counts, axis=1).astype(np.float32) if counts else np.zeros((n_bins, 0), np.float32)
+        return np.stack([np.diff(np.searchsorted(times, edges)) for times in self.spikes], axis=1).astype(np.float32)
+
+
+def _times(series: Any, path: str) -> np.ndarray:
+    """Time of every row of a time series in bins of 20 ms. (T,)"""
+    n = len(series.data)
+    if series.timestamps is not None:
+        times = np.asarray(series.timestamps[:], np.float64)
+    elif n > MAX_VALUES:
+        raise ValueError(f"{path} has {n} rows, too many")
+    else:
+        times = float(series.starting_time) + np.arange(n) / float(series.rate)
+    if times.shape != (n,) or not np.isfinite(times).all() or np.any(np.diff(times) <= 0):
+        raise ValueError(f"the timestamps of {path} do not increase, or are not one per row")
+    step = float(np.median(np.diff(times))) if n > 1 else BIN_SECONDS
+    if abs(step - BIN_SECONDS) > 1e-3:
+        raise ValueError(f"{path} has one row every {1000 * step:g} ms, expected bins of 20 ms; use the units instead")
+    return times
+
+
+def _clean(text: str) -> str:
+    return replace_surrogates(text)[:_MAX_TEXT].replace("\0", "")
+
+
+def _to_integer(value: Any) -> int | None:
+    if isinstance(value, str | bytes):
+        text = value.decode("ascii", errors="replace") if isinstance(value, bytes) else value
+        found = re.fullmatch(r"\s*(\d{1,9})\s*", text)
+        return int(found[1]) if found else None
+    if value is None or not np.isfinite(value) or abs(value) >= 2**53 or value != int(value):
+        return None
+    return int(value)

@@ -1,4 +1,6 @@
-"""Recordings on disk: find the files of a release below a folder, detect their layout, count and read their trials.
+"""The folders of the two Brain-to-Text releases: detect the layout below a folder, and list its files.
+
+    '25: <session>/data_{train,val,test}.hdf5      '24: {train,test,competitionHoldOut}/<session>.mat
 
 Two tables beside the recordings, if present, give the corpus of each block and the speaking mode of simulated trials.
 """
@@ -8,31 +10,26 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from arcuate.config import read_yaml
-from arcuate.data.alphabet import check_alphabet
-from arcuate.data.readers import b2t24, b2t25
-from arcuate.data.readers.corp import CorpReader, HandwritingReader
-from arcuate.data.readers.nwb import FalconH2Reader, NwbReader
 from arcuate.data.readers.source import (
-    FileSummary,
     Problem,
     ReadResult,
+    Recognise,
     Source,
     SourceFile,
     replace_surrogates,
     summarise_error,
     unreadable,
 )
-from arcuate.data.trial import LAYOUTS, SPLITS, Layout, session_date, session_order
+from arcuate.data.trial import SPLITS, Layout, Split, session_date, session_order
 from arcuate.errors import UserError
-from arcuate.plugins import load_component, trust_code
 
+FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "data_test.hdf5": "test"}
+PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
 DESCRIPTION_FILE = "t15_copyTaskData_description.csv"
 TRUTH_FILE = "simulation_truth.jsonl"
 _DATA_SUFFIXES = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
@@ -46,61 +43,12 @@ _EXPECTED = (
 )
 
 
-class Reader(Protocol):
-    """A reader of one layout: finds the files of a release, counts their trials and reads them one by one.
-
-    User-defined readers are classes without arguments, registered as entry points of `arcuate.readers`.
-    """
-
-    layout: Layout
-
-    def find_source(self, path: Path) -> Source: ...
-
-    def summarise_file(self, file: SourceFile) -> FileSummary: ...
-
-    def read_trials(self, file: SourceFile) -> Iterator[ReadResult]: ...
-
-
-def make_reader(layout: Layout, mapping: Mapping[str, Any] | None = None) -> Reader:
-    """The reader of a layout other than the two releases, built-in or user-defined.
-
-    `mapping` is passed to the reader if it is given.
-    """
-    kind = _BUILT_IN[layout] if layout in _BUILT_IN else load_component("readers", layout)
-    try:
-        made: Reader = kind() if mapping is None else kind(mapping)
-    except TypeError as error:
-        raise UserError(f"the reader {layout!r} does not take these arguments: {error}") from error
-    missing = [name for name in ("find_source", "summarise_file", "read_trials") if not hasattr(made, name)]
-    if missing:
-        raise UserError(f"the reader {layout!r} has no function {missing[0]}; see docs/your-data.md")
-    return made
-
-
-_BUILT_IN: dict[Layout, Any] = {
-    reader.layout: reader for reader in (NwbReader, FalconH2Reader, CorpReader, HandwritingReader)
-}
-READERS: tuple[Layout, ...] = (*LAYOUTS, *_BUILT_IN)
-
-
-def find_source(path: Path, layout: Layout | None = None, mapping: Mapping[str, Any] | None = None) -> Source:
+def find_release(path: Path, layout: Layout | None = None) -> Source:
     """The recordings in `path`, which is the folder of the sessions or any folder above it.
 
-    `layout` names a reader; by default the layout is one of the two releases and detected. `mapping` is for readers
-    that need one.
+    The layout is detected; UserError if it is not the given one.
     """
     path = Path(os.path.abspath(path))
-    if layout is not None and layout not in LAYOUTS:
-        beside = (path if path.is_dir() else path.parent) / "mapping.yaml"
-        if layout == NwbReader.layout and mapping is None and beside.is_file():
-            tree = read_yaml(beside, "mapping ")
-            mapping = tree if isinstance(tree, dict) else {}
-        with trust_code():  # named by the user
-            found = make_reader(layout, mapping).find_source(path)
-        check_alphabet(found.classes)
-        return replace(found, reader=layout, mapping=mapping)
-    if mapping is not None:
-        raise UserError("--mapping needs a reader that takes one; add --layout nwb")
     _check_folder(path)
     unlisted: list[ReadResult] = []
     roots = _search(path, unlisted)
@@ -110,47 +58,40 @@ def find_source(path: Path, layout: Layout | None = None, mapping: Mapping[str, 
             + "".join(f"; {folder.id} cannot be listed" for folder in unlisted[:1])
         )
     if len(roots) > 1:
-        examples = " and ".join(f"{root} ({layout})" for root, layout in sorted(roots.items())[:2])
+        examples = " and ".join(f"{root} ({found})" for root, found in sorted(roots.items())[:2])
         more = f" and {len(roots) - 2} more" if len(roots) > 2 else ""
         raise UserError(f"several sets of recordings in {path}: {examples}{more}; give the folder of one of them")
     ((root, detected),) = roots.items()
-    if layout is not None and detected != layout:
+    if layout not in (None, detected):
         raise UserError(f"{path} has the layout {detected}, not {layout}; leave out --layout")
-    layout = detected
-    only = path if root == path.parent else None  # the folder of a single session was given
     skipped: list[ReadResult] = []
-    folders = [only] if only else _list_folders(root, skipped)
-    files = list(_list_files(folders, (b2t25 if layout == "b2t25" else b2t24).recognise, skipped))
+    folders = [path] if root == path.parent else list(_list_folders(root, skipped))  # a single session, or all
+    files = list(_list_files(folders, _recognise_25 if detected == "b2t25" else _recognise_24, skipped))
     files.sort(key=lambda file: (session_order(file.session), SPLITS.index(file.split)))
     notes = [f"{folder.id} beside the recordings cannot be listed" for folder in unlisted]
     corpora: dict[tuple[date, int], str] = {}
-    if layout == "b2t25":
+    if detected == "b2t25":
         corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
     modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
-    simulated = _find_beside(root, path, TRUTH_FILE) is not None
-    tables = corpora, modes, tuple(notes)
-    return Source(layout, root, tuple(files), *tables, skipped=tuple(skipped), simulated=simulated)
+    return Source(
+        *(detected, root, tuple(files), corpora, modes, tuple(notes)),
+        skipped=tuple(skipped),
+        simulated=_find_beside(root, path, TRUTH_FILE) is not None,
+    )
 
 
-def summarise_file(source: Source, file: SourceFile) -> FileSummary:
-    """Number of trials in a file, without reading them."""
-    if source.reader is not None:
-        return make_reader(source.reader, source.mapping).summarise_file(file)
-    return b2t25.summarise_file(file) if source.layout == "b2t25" else b2t24.summarise_file(file)
+def _recognise_25(folder: Path, name: str) -> SourceFile | str:
+    if name in FILES:
+        return SourceFile(replace_surrogates(folder.name), FILES[name], folder / name)
+    return f"not one of {', '.join(FILES)}"
 
 
-def read_trials(source: Source, file: SourceFile, features: str = b2t24.DEFAULT_FEATURES) -> Iterator[ReadResult]:
-    """The trials of one file, one at a time; `features` selects features and area of the '24 layout."""
-    if source.reader is not None:
-        yield from make_reader(source.reader, source.mapping).read_trials(file)
-        return
-    results = b2t25.read_trials(file) if source.layout == "b2t25" else b2t24.read_trials(file, features)
-    for result in results:
-        if (trial := result.trial) is not None:
-            mode = source.modes.get((trial.session, trial.split, trial.number))
-            corpus = source.corpus_of(trial.session, trial.block)
-            result = replace(result, trial=replace(trial, mode=mode, corpus=corpus))
-        yield result
+def _recognise_24(folder: Path, name: str) -> SourceFile | str:
+    if (split := PARTITIONS.get(folder.name)) is None:
+        return f"not in one of the folders {', '.join(PARTITIONS)}"
+    if not name.endswith(".mat"):
+        return "not <session>.mat"
+    return SourceFile(replace_surrogates(Path(name).stem), split, folder / name)
 
 
 def _check_folder(path: Path) -> None:
@@ -191,11 +132,11 @@ def _search(path: Path, unlisted: list[ReadResult]) -> dict[Path, Layout]:
 
 
 def _is_session(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in b2t25.FILES)
+    return any(os.path.isfile(folder / name) for name in FILES)
 
 
 def _is_partition(folder: Path) -> bool:
-    return folder.name in b2t24.PARTITIONS and any(name.endswith(".mat") for name in _list_names(folder, []))
+    return folder.name in PARTITIONS and any(name.endswith(".mat") for name in _list_names(folder, []))
 
 
 def _describe_contents(folder: Path) -> str:
@@ -214,9 +155,7 @@ def _describe_contents(folder: Path) -> str:
 # --- listing: everything that looks like data is either read or reported --------------------------------------
 
 
-def _list_files(
-    folders: Iterable[Path], recognise: Callable[[Path, str], SourceFile | str], skipped: list[ReadResult]
-) -> Iterator[SourceFile]:
+def _list_files(folders: Iterable[Path], recognise: Recognise, skipped: list[ReadResult]) -> Iterator[SourceFile]:
     """The recordings in these folders; other files that look like data are added to `skipped`."""
     for folder in folders:
         for name in _list_names(folder, skipped):

@@ -1,11 +1,11 @@
-"""Types that all readers share: source files, read results and problems."""
+"""Types that all readers share: the protocol, source files, read results and problems."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.trial import Layout, Split, Trial, session_date
@@ -64,16 +64,6 @@ class ReadResult:
 
 
 @dataclass(frozen=True)
-class FileSummary:
-    """Trial counts of a file, without reading its bins."""
-
-    n_trials: int
-    n_channels: Mapping[int, int]  # channels -> number of trials; empty if that requires reading the file
-    classes: tuple[str, ...] | None = None  # alphabet, if the file names it
-    layout: str | None = None  # layout that the file was exported from
-
-
-@dataclass(frozen=True)
 class Source:
     """Recordings found on disk."""
 
@@ -85,9 +75,7 @@ class Source:
     modes: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] = CLASSES  # alphabet of the labels
-    relabel: bool = False  # derive the labels from the texts
-    reader: str | None = None  # name of the reader; None: one of the two releases
-    mapping: Mapping[str, Any] | None = None  # mapping of the reader, if it takes one
+    mapping: Mapping[str, Any] | None = None  # of an NWB file
     skipped: tuple[ReadResult, ...] = ()  # files that look like data and are not part of the layout
     simulated: bool = False  # written by `arcuate simulate`
 
@@ -95,9 +83,29 @@ class Source:
     def sessions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(file.session for file in self.files))
 
-    def corpus_of(self, session: str, block: int) -> str | None:
-        recorded = session_date(session)
-        return self.corpora.get((recorded, block)) if recorded else None
+    def annotate(self, trial: Trial) -> Trial:
+        """The trial with corpus and speaking mode from the tables beside the recordings."""
+        recorded = session_date(trial.session)
+        corpus = trial.corpus or (self.corpora.get((recorded, trial.block)) if recorded else None)
+        mode = trial.mode or self.modes.get((trial.session, trial.split, trial.number))
+        return replace(trial, corpus=corpus, mode=mode)
+
+
+class Reader(Protocol):
+    """A reader of one layout: finds the files of a release and reads their trials one by one.
+
+    User-defined readers are classes without arguments, registered as entry points of `arcuate.readers`. Files are read
+    in a child process, one after another.
+    """
+
+    layout: Layout
+
+    def find_source(self, path: Path) -> Source: ...
+
+    def read_trials(self, file: SourceFile) -> Iterator[ReadResult]: ...
+
+
+Recognise = Callable[[Path, str], SourceFile | str]  # folder and name to a recording, or the reason why it is not one
 
 
 def replace_surrogates(text: str) -> str:

@@ -14,7 +14,7 @@ from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
 from arcuate.data.nwb_file import Column, Series, write_nwb
-from arcuate.data.readers.b2t24 import PARTITIONS
+from arcuate.data.readers.release import PARTITIONS
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, session_date
 
 FOLDERS: dict[Layout, str] = {

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES, SPACE, encode, token_groups
-from arcuate.data.trial import BIN_SECONDS, list_features
+from arcuate.data.electrodes import list_features
+from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
 from arcuate.files import finite_int
