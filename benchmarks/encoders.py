@@ -178,7 +178,7 @@ def published_streams() -> None:
     print("| recipe | parameters | CPU ms per frame, frames 51–100 | frames 251–300 |\n|---|---|---|---|")
     for name in PUBLISHED:
         recipe = load_recipe(name, ["encoder.bidirectional=false", "front_end.normalise=none"])
-        n_channels = recipe.data.published.channels
+        n_channels = recipe.data.size.n_channels
         config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=("a",), classes=CLASSES)
         model = Model(config).eval()
         bins = torch.randn(1, 400, n_channels)

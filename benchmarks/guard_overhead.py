@@ -35,7 +35,7 @@ JUDGING: list[float] = []  # CPU seconds of the guard's verdicts alone
 
 def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> None:
     """One step as in the loop: guard, interval metrics, and a metrics row at the interval of the recipe."""
-    learning_rates = set_learning_rates(state.optimizer, state.recipe, state.step)
+    learning_rates = set_learning_rates(state.optimizer, 1e-3, 1.0)
     metrics = compute_gradients(state, partial(encode_for_training, state.model), [batch], CPU, Distributed()).read()
     state.record_update_ratio(metrics.update_ratio)
     start = time.process_time()
@@ -53,7 +53,7 @@ def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> N
 def bare_step(state: TrainingState, batch: Batch) -> None:
     """The same update without guard and metrics."""
     recipe = state.recipe
-    set_learning_rates(state.optimizer, recipe, state.step)
+    set_learning_rates(state.optimizer, 1e-3, 1.0)
     state.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(derive_seed(recipe.train.seed, "dropout", batch.position, 0))
     outputs = forward(state.model, partial(encode_for_training, state.model), batch, recipe, recipe.loss)

@@ -59,10 +59,9 @@ def main() -> None:
         shutil.rmtree(source)
         size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
         print(f"store    {size / 1e9:.1f} GB", flush=True)
-        model = ["b2t25-gru", f"data.n_sessions={chosen.sessions}"] if chosen.sessions != 45 else ["b2t25-gru"]
         run(
             "train",
-            *model,
+            "b2t25-gru",
             "--data",
             str(store),
             "--run",

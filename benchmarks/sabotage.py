@@ -42,7 +42,7 @@ from arcuate.training import loop
 SEEDS = (0, 1)
 STEPS = 160
 RECIPE: dict[str, Any] = {
-    "data.batching": {"kind": "bucketed", "batch_size": 6, "pool": 16},
+    "data.batching": {"kind": "bucketed", "batch_size": 6},
     "encoder": {"kind": "gru", "width": 64, "depth": 1, "dropout": 0.1, "learned_initial_state": True},
     "front_end.patch": {"bins": 12, "stride": 6},
     "augment.white_noise_sd": 0.2,
@@ -52,8 +52,6 @@ RECIPE: dict[str, Any] = {
     "train.validate_every": 80,
     "train.checkpoint_every": 20,
     "guard.stuck.patience": 50,  # limits in steps are scaled to the length of the run
-    "guard.spike.warmup": 25,
-    "guard.spike.patience": 10,
     "runtime.threads": 1,
 }
 COHORTS: dict[str, dict[str, Any]] = {
@@ -103,7 +101,7 @@ SABOTAGES = (
     _setting("rate-0.03x", "learning rate", schedule__peak_lr=2.4e-4),
     _schedule("no-warmup-10x", "learning rate, warm-up", **_COSINE, peak_lr=0.08),
     _schedule("warmup-whole-run-10x", "learning rate, warm-up", **_COSINE, peak_lr=0.08, warmup_fraction=1.0),
-    _schedule("constant-3x", "learning rate, decay", kind="constant", lr=0.024),
+    _schedule("constant-3x", "learning rate, decay", kind="constant", peak_lr=0.024),
     _schedule("one-cycle-mid-10x", "learning rate", kind="one_cycle", peak_lr=0.08, pct_start=0.5, div_factor=10),
     _schedule("one-cycle-mid-30x", "learning rate", kind="one_cycle", peak_lr=0.24, pct_start=0.5, div_factor=30),
     _schedule("one-cycle-late-10x", "learning rate", kind="one_cycle", peak_lr=0.08, pct_start=0.8, div_factor=10),
@@ -119,7 +117,6 @@ SABOTAGES = (
     _setting("no-clip-10x", "gradient clipping, learning rate", train__clip_norm=None, schedule__peak_lr=0.08),
     _setting("weight-decay-1", "weight decay", optimizer__weight_decay__weights=1.0),
     _setting("beta2-0.5", "optimizer betas", optimizer__betas=[0.9, 0.5]),
-    _setting("sgd-same-rate", "optimizer kind", optimizer__kind="sgd"),
     Sabotage("bf16-rounding", "precision", patch="bf16"),
     Sabotage("corrupt-batch", "a corrupted batch", patch="corrupt:60:1"),
     Sabotage("corrupt-30-batches", "corrupted batches", patch="corrupt:60:30"),
@@ -148,7 +145,7 @@ SABOTAGES = (
 HEALTHY_RECIPES = (
     HEALTHY,
     replace(HEALTHY, name="one-cycle", overrides=(("schedule", {"kind": "one_cycle", "peak_lr": 0.01}),)),
-    replace(HEALTHY, name="constant", overrides=(("schedule", {"kind": "constant", "lr": 0.004}),)),
+    replace(HEALTHY, name="constant", overrides=(("schedule", {"kind": "constant", "peak_lr": 0.004}),)),
     replace(
         HEALTHY,
         name="official-25",

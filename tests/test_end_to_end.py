@@ -73,7 +73,7 @@ def test_evaluate_with_the_beam_search_prints_both_rates(run: Path) -> None:
 
 
 def test_validation_may_use_the_beam_search(cohort_store: Path, tmp_path: Path) -> None:
-    overrides = [*FEW, "train.steps=10", "validate.search=beam", "validate.beam=4"]
+    overrides = [*FEW, "train.steps=10", "validate.search=beam"]
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "beamed", "--json", *overrides)
     assert done.returncode == 0, done.stderr
     result = one_object(arcuate("evaluate", f"{tmp_path / 'beamed'}@last", "--json").stdout)

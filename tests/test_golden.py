@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from support import forking
+from support import command
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text("utf-8"))
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def arcuate(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command in the folder with `--json` and return its output."""
-    done = forking.arcuate(*arguments, "--json", cwd=folder, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = command.arcuate(*arguments, "--json", cwd=folder, environment={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -62,7 +62,6 @@ def check_resume(folder: Path, run: str, reference: Path) -> None:
     assert train["step"] == val["step"] == expected["steps"]
     assert train["loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
     assert val["loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
-    assert val["per"] == pytest.approx(expected["best_per"], abs=1e-6)
     np.testing.assert_allclose(sorted_weights(folder / run), sorted_weights(reference), rtol=0, atol=5e-5)
 
 
@@ -107,7 +106,7 @@ def test_doctor(folder):
     assert result["primary"] == expected["primary"]
     assert (result["best_step"], result["last_step"]) == (expected["best_step"], expected["last_step"])
     assert result["best_per"] == pytest.approx(expected["best_per"], abs=1e-6)
-    assert any("step 150" in line for line in result["evidence"])  # the rewind in incidents.jsonl
+    assert any("step 160" in line for line in result["evidence"])  # the stop in incidents.jsonl
 
 
 def test_lm_info(folder):

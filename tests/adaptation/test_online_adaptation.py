@@ -161,10 +161,10 @@ def test_clip_distance_keeps_layers_within_the_limit() -> None:
 
 ENCODERS: dict[str, tuple[EncoderSettings, bool]] = {
     "gru": (GRUSettings(width=12, depth=1), True),
-    "ssm-no-layers": (SSMSettings(width=8, depth=1, n_heads=2, state_dim=3, conv_kernel=3), False),
+    "ssm-no-layers": (SSMSettings(width=8, depth=1, n_heads=2, state_dim=3), False),
     "gru-bidirectional": (GRUSettings(width=12, depth=1, bidirectional=True), True),
     "transformer": (
-        TransformerSettings(width=8, depth=1, n_heads=2, ffn_expansion=2, context=16, n_buckets=8),
+        TransformerSettings(width=8, depth=1, n_heads=2, context=16),
         True,
     ),
 }

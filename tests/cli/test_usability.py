@@ -59,7 +59,7 @@ def test_the_shell_completes_names(words: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("schedule.kind=constant", ["schedule of kind constant needs schedule.lr", "schedule.lr=VALUE"]),
+        ("schedule.kind=constant", ["schedule of kind constant needs schedule.peak_lr", "schedule.peak_lr=VALUE"]),
         ("schedule.kind=cosine", ["constant, linear", "did you mean warmup_cosine"]),
         ("schedule=constant", ["schedule.kind=constant"]),
         ("data.sessions=x", ["expected a list", "data.sessions=[x]"]),
@@ -74,7 +74,7 @@ def test_a_value_of_the_wrong_type_is_answered_with_a_valid_form(override: str, 
 
 
 def test_the_suggested_form_works() -> None:
-    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.01", "data.sessions=[x]"])
+    recipe = load_recipe("tiny", ["schedule.kind=constant", "schedule.peak_lr=0.01", "data.sessions=[x]"])
     assert (recipe.schedule.kind, recipe.schedule.peak_lr, recipe.data.sessions) == ("constant", 0.01, ("x",))
 
 

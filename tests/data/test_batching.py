@@ -141,9 +141,9 @@ def test_selection_by_session(cohort_store) -> None:
         select(store, DataConfig(sessions=("t15.1999.01.01",)), COUNT_FRAMES)
 
 
-@pytest.mark.parametrize("settings", [DataConfig(channels=512), DataConfig(n_sessions=45)])
+@pytest.mark.parametrize("settings", [DataConfig(release="b2t25")])
 def test_data_of_another_size_than_the_recipe_raise(cohort_store, settings: DataConfig) -> None:
-    with pytest.raises(UserError, match="the recipe expects"):
+    with pytest.raises(UserError, match="the recipe is for b2t25 with 512 channels"):
         select(Store.open(cohort_store), settings, COUNT_FRAMES)
 
 

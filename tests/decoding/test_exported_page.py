@@ -37,7 +37,7 @@ pytestmark = pytest.mark.thorough
 
 ENCODERS = {
     "gru": {
-        "front_end": {"normalise": "block", "channel_gate": {"enabled": True, "ratio": 2}, "stem": {"enabled": True}},
+        "front_end": {"normalise": "block", "stem": {"enabled": True}},
         "encoder": {"kind": "gru", "width": 12, "depth": 2},
         "mode": {"enabled": True},
     },

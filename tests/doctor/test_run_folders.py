@@ -55,10 +55,9 @@ def test_suggested_settings_exist(verdict: str) -> None:
 
 
 def test_learning_rate_is_named_as_in_the_recipe(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "flat", ["schedule.lr=0.001"], per=0.9, recipe="b2t24-gru")
+    run = make_run(tmp_path / "flat", ["schedule.peak_lr=0.001"], per=0.9, recipe="b2t24-gru")
     changes = " ".join(cause.change for cause in diagnose(run.path).causes)
-    assert "schedule.lr=" in changes
-    assert "schedule.peak_lr" not in changes
+    assert "schedule.peak_lr=" in changes
 
 
 def test_damaged_recipe_is_reported_with_its_error(tmp_path: Path) -> None:

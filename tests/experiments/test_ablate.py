@@ -52,7 +52,7 @@ def test_factors_and_common_overrides_are_distinguished() -> None:
 
 def test_colon_in_a_value_is_not_a_factor() -> None:
     with pytest.raises(UserError, match="at least one factor"):
-        parse_factors(["schedule={kind: constant, lr: 0.1}"])
+        parse_factors(["schedule={kind: constant, peak_lr: 0.1}"])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_bad_factors_are_rejected(given: list[str], words: str) -> None:
         (["e:optimizer.eps=-1"], "invalid"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
-        (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, lr: 0.1}"], "both set"),
+        (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, peak_lr: 0.1}"], "both set"),
         (["a:schedule.min_lr=0.01", "b:schedule.peak_lr=0.001"], "min_lr"),
     ],
 )

@@ -204,7 +204,7 @@ def test_official_exact_and_its_three_tests() -> None:
     assert (exact.data.batching.batch_size, exact.optimizer.fused) == (64, True)
     assert first.train.steps == second.train.steps == third.train.steps == 10_000
     assert (second.augment.white_noise_sd, second.augment.offset_sd) == (0.25, 0.05)
-    assert (third.schedule.peak_lr, third.session_schedule.peak_lr) == (0.002, 0.002)
+    assert (third.schedule.peak_lr, third.optimizer.session_lr_factor) == (0.002, 1.0)
     assert (third.augment.white_noise_sd, second.schedule.peak_lr) == (1.0, 0.005)
 
 
@@ -212,7 +212,7 @@ def test_attempts_of_the_reproduction() -> None:
     """Typed a second time from the diagnosis: its configuration, and eps in the three attempts."""
     full, *attempts = map(load_recipe, ATTEMPTS)
     assert (full.augment.white_noise_sd, full.augment.offset_sd) == (0.25, 0.05)
-    assert full.schedule == full.session_schedule
+    assert full.optimizer.session_lr_factor == 1.0
     assert (full.schedule.peak_lr, full.schedule.warmup_steps) == (0.002, 2000)
     assert (full.data.batching.batch_size, full.optimizer.fused) == (48, False)
     assert [recipe.optimizer.eps for recipe in (full, *attempts)] == [0.1, 1e-8, 0.1, 0.1]

@@ -112,7 +112,7 @@ def test_a_model_that_int8_makes_worse_is_reported(folder: Path, tmp_path: Path)
     options = ("--no-words", "--int8", "--data", str(folder / "store"))
     command = ("export", str(tmp_path / "wide"), str(tmp_path / "m.arcx"), *options)
     found = one_object(arcuate(*command, "--json").stdout)["int8"]
-    assert not found["acceptable"] and found["per_fp32"] + 0.1 < found["per_int8"]
+    assert not found["acceptable"] and found["per_fp32"] + 0.02 < found["per_int8"]
     shown = arcuate(*command)
     assert shown.returncode == 0
     assert "int8 costs more than 0.2 points of PER here: export in fp32, without --int8" in shown.stdout

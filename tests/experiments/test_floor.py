@@ -52,4 +52,4 @@ def test_the_floor_is_trained_scored_and_kept(
     assert "floor" in floor.summary() and "with the language model alone" in floor.summary()
     assert floor.to_dict() == read_json(run / "results" / "floor" / "val.json")
     assert len(guards) == 2  # training without information is stuck by design, so it is not rewound
-    assert all((g.stuck.action, g.collapse.action, g.enabled) == ("ignore", "ignore", True) for g in guards)
+    assert all((g.stuck.patience, g.collapse.action, g.enabled) == (10_000_000, "ignore", True) for g in guards)

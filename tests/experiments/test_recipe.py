@@ -35,8 +35,8 @@ def test_integers_may_be_written_with_an_exponent() -> None:
 
 
 def test_another_kind_replaces_a_component() -> None:
-    recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.lr=0.1"])
-    assert to_tree(recipe)["schedule"] == {"kind": "constant", "lr": 0.1}
+    recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.peak_lr=0.1"])
+    assert to_tree(recipe)["schedule"] == {"kind": "constant", "peak_lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_boolean_is_not_accepted_as_a_number(override: str) -> None:
 
 def test_a_key_of_another_kind_is_not_suggested_to_itself() -> None:
     with pytest.raises(UserError, match=r"different schedule\.kind"):
-        load_recipe("tiny", ["schedule.kind=constant", "schedule.lr=0.1", "schedule.peak_lr=0.01"])
+        load_recipe("tiny", ["schedule.kind=constant", "schedule.peak_lr=0.1", "schedule.min_lr=0.01"])
 
 
 def test_a_dotted_path_in_a_file_is_answered_with_the_nested_form(tmp_path) -> None:
@@ -121,7 +121,7 @@ def test_extends_states_only_differences(tmp_path) -> None:
 def test_a_setting_given_twice_is_rejected(tmp_path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(
-        "extends: tiny\nschedule: {kind: constant, lr: 1}\nschedule: {kind: linear, peak_lr: 1, min_lr: 0}\n"
+        "extends: tiny\nschedule: {kind: constant, peak_lr: 1}\nschedule: {kind: linear, peak_lr: 1, min_lr: 0}\n"
     )
     with pytest.raises(UserError, match="'schedule' is given twice"):
         load_recipe(str(path))
@@ -187,7 +187,7 @@ def test_official_settings() -> None:
     assert (new.augment.white_noise_sd, new.augment.offset_sd, new.augment.random_cut) == (1.0, 0.2, 3)
     assert (new.data.batching.n_sessions, new.data.batching.n_trials, new.train.clip_norm) == (4, 16, 10.0)
     assert new.loss.ctc.reduction == "sum_per_trial" and not new.loss.ctc.zero_infinity
-    assert (old.optimizer.kind, old.optimizer.eps, old.schedule.lr) == ("adam", 0.1, 0.02)
+    assert (old.optimizer.kind, old.optimizer.eps, old.schedule.peak_lr) == ("adam", 0.1, 0.02)
     assert old.optimizer.weight_decay.model_dump() == dict.fromkeys(("weights", "biases", "session_layers"), 1e-5)
     assert (old.augment.white_noise_sd, old.augment.offset_sd, old.train.clip_norm) == (0.8, 0.2, None)
     assert old.loss.ctc.reduction == "mean_per_token" and old.loss.ctc.zero_infinity

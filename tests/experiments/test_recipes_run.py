@@ -52,10 +52,10 @@ def test_official_recipes_take_two_steps_at_full_size(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
     recipe = load_recipe(name)
-    size = recipe.data.published
+    size = recipe.data.size
     config = ModelConfig(
         settings=recipe.model,
-        n_channels=size.channels,
+        n_channels=size.n_channels,
         sessions=tuple(map(str, range(size.n_sessions))),
         classes=CLASSES,
     )
@@ -66,7 +66,7 @@ def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
 def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     batching = recipe.data.batching
-    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
+    small = ["encoder.width=16", "data.release=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
     if recipe.encoder.kind == "transformer":
         small.append("encoder.n_heads=2")
     small.append("data.batching.n_trials=2" if batching.kind == "sessions" else "data.batching.batch_size=4")
@@ -81,7 +81,7 @@ def test_recipes_step_in_mixed_precision(
 ) -> None:
     """As on a device that is fast at it: the same steps in bf16, and weights that stay near those of fp32."""
     monkeypatch.setattr(environment, "_probe", lambda *_: 0.1)
-    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
+    small = ["encoder.width=16", "data.release=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
     if load_recipe(name).encoder.kind == "transformer":
         small.append("encoder.n_heads=2")
     batching = load_recipe(name).data.batching

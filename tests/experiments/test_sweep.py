@@ -81,17 +81,17 @@ def test_ranges_are_integer_if_the_setting_is(tmp_path: Path) -> None:
     paths = (
         "encoder.width: {low: 16, high: 64}",
         "ema.decay: {low: 0, high: 0.5}",
-        "augment.gain_sd: {low: 0, high: 1}",
+        "augment.offset_sd: {low: 0, high: 1}",
     )
     width, decay, gain = read_space(space_file(tmp_path, "\n".join(paths)), "tiny")
     assert (width.is_integer, decay.is_integer, gain.is_integer) == (True, False, False)
 
 
 def test_values_survive_the_command_line(tmp_path: Path) -> None:
-    text = "schedule: {choices: [{kind: constant, lr: 1.0e-5}, {kind: linear, peak_lr: 0.1, min_lr: 0.0}]}"
+    text = "schedule: {choices: [{kind: constant, peak_lr: 1.0e-5}, {kind: linear, peak_lr: 0.1, min_lr: 0.0}]}"
     (schedule,) = read_space(space_file(tmp_path, text), "tiny")
     assert isinstance(schedule.values, Choices)
-    assert schedule.to_override(schedule.values.texts[0]) == "schedule={kind: constant, lr: 1.0e-05}"
+    assert schedule.to_override(schedule.values.texts[0]) == "schedule={kind: constant, peak_lr: 1.0e-05}"
     assert Dimension("optimizer.eps", Range(low=0, high=1)).to_override(1e-8) == "optimizer.eps=1.0e-08"
     assert to_yaml_line("16") != to_yaml_line(16)
 
@@ -256,7 +256,7 @@ def n_complete(output: dict[str, Any]) -> int:
 
 
 def test_a_failed_trial_is_recorded_and_the_sweep_continues(cohort_store: Path, tmp_path: Path) -> None:
-    space = space_file(tmp_path, "data.channels: {choices: [998, 999]}")
+    space = space_file(tmp_path, "data.release: {choices: [b2t24, falcon-h2]}")
     done = arcuate(*command(cohort_store, space, tmp_path / "out", "--trials", "2"))
     assert done.returncode == 1
     output = one_object(done.stdout)

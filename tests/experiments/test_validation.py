@@ -14,7 +14,7 @@ from arcuate.experiments.validation import open_word_search
 from arcuate.files import append_jsonl, read_jsonl
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.checkpoint import Best, FileSizes
+from arcuate.training.checkpoint import Best
 from support.training import make_recipe, make_state
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -22,7 +22,7 @@ SMALL = [
     *("encoder.width=8", "encoder.depth=1", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
     *("train.steps=6", "train.log_every=2", "train.validate_every=2", "train.checkpoint_every=3"),
 ]
-WORDS = ["validate.words=true", f"validate.lm={GOLDEN / 'words.alm'}", "validate.predictions=3"]
+WORDS = ["validate.words=true", f"validate.lm={GOLDEN / 'words.alm'}"]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_checkpoint_is_selected_by_wer(uninterrupted: Run) -> None:
 
 def test_predictions_are_kept_and_bounded(uninterrupted: Run) -> None:
     rows = read_jsonl(uninterrupted.predictions_file)
-    assert [row["step"] for row in rows] == [2] * 3 + [4] * 3 + [6] * 3
-    assert [row["trial"] for row in rows[:3]] == [row["trial"] for row in rows[3:6]]
+    assert [row["step"] for row in rows] == [2] * 8 + [4] * 8 + [6] * 8
+    assert [row["trial"] for row in rows[:8]] == [row["trial"] for row in rows[8:16]]
     assert {"trial", "text", "reference", "hypothesis", "decoded_text"} < rows[0].keys()
     assert rows[0]["text"] and len(rows[0]["reference"].split()) > 3
 
@@ -93,15 +93,6 @@ def test_rewound_predictions_are_removed(cohort_store: Path, tmp_path: Path) -> 
     state.step = 2
     assert state.remove_rewound_rows() == [{"step": 3}]
     assert [row["step"] for row in read_jsonl(state.run.predictions_file)] == [1, 1, 2, 2]
-
-
-def test_runs_of_earlier_versions_have_no_predictions(cohort_store: Path, tmp_path: Path) -> None:
-    assert FileSizes(metrics=10, incidents=0).predictions == 0
-    overrides = [*SMALL, "validate.predictions=0"]
-    run = train("tiny", cohort_store, tmp_path / "run", overrides=[*overrides, "train.steps=2"]).run
-    assert run.predictions_file.read_bytes() == b""
-    run.predictions_file.unlink()
-    assert train("tiny", cohort_store, run, overrides=[*overrides, "train.steps=2"], resume=True).steps == 2
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,7 @@ def test_plateaus_and_patience_follow_the_selecting_rate(cohort_store: Path, tmp
         state = make_state(Store.open(cohort_store), recipe, tmp_path / by)
         for per, wer in ((0.5, 0.9), (0.6, 0.8), (0.7, 0.7)):  # PER rises while WER falls
             assert state.record_validation(per, wer) is not None
-        scales[by], bad[by] = state.plateaus[0].scale, state.progress.n_bad
+        scales[by], bad[by] = state.plateau.scale, state.progress.n_bad
     assert scales == {"per": 0.25, "wer": 1.0}
     assert bad == {"per": 2, "wer": 0}
 

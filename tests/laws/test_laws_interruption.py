@@ -104,8 +104,8 @@ BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 HEADS = {
     "words": lambda: make_engine(small_model(), SEARCH),
     "phonemes": lambda: make_engine(small_model(seed=1), None),
-    "transducer": lambda: make_engine(small_model(seed=2, transducer=TRANSDUCERS[1]), None, head="transducer"),
-    "both": lambda: make_engine(small_model(seed=3, transducer=TRANSDUCERS[2]), SEARCH, head="both"),
+    "transducer": lambda: make_engine(small_model(seed=2, transducer=TRANSDUCERS[0]), None, head="transducer"),
+    "both": lambda: make_engine(small_model(seed=3, transducer=TRANSDUCERS[1]), SEARCH, head="both"),
 }
 engines = cache(lambda head: HEADS[head]())
 

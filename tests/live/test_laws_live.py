@@ -107,7 +107,7 @@ def test_streams_over_one_set_of_weights_are_independent(model, n, random):
 
 
 TRANSDUCERS = [
-    TransducerSettings(enabled=True, width=8, context=2, dropout=0.0),
+    TransducerSettings(enabled=True, width=8, dropout=0.0),
     TransducerSettings(enabled=True, width=8, predictor="lstm", dropout=0.0),
 ]
 
@@ -226,10 +226,10 @@ def test_the_future_never_changes_the_statistics() -> None:
 
 def test_old_bins_fade_out_of_the_statistics() -> None:
     stream = StreamingDecoder(make_engine(small_model(normalise="rolling"), SEARCH))
-    for _ in range(5):
+    for _ in range(8):
         stream.push(trial_bins(300))
         stream.finish()
-    assert stream._past.n_bins <= 200 + 300
+    assert stream._past.n_bins <= 1500 + 300
 
 
 def test_the_delay_of_the_model() -> None:

@@ -44,7 +44,7 @@ def model_of(folder: Path, normalise: str) -> Model:
     """The model of the run with another normalisation."""
     model = load_model(find_checkpoint(folder / "run"))
     settings = model.config.settings
-    front_end = settings.front_end.model_copy(update={"normalise": normalise, "rolling_bins": 200})
+    front_end = settings.front_end.model_copy(update={"normalise": normalise})
     config = model.config.model_copy(update={"settings": settings.model_copy(update={"front_end": front_end})})
     other = build_on_meta(config)
     other.load_state_dict(model.state_dict(), assign=True)

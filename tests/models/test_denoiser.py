@@ -61,7 +61,7 @@ def test_learns_to_remove_noise(causal: bool) -> None:
     """Slowly varying clean frames plus white noise: denoised unseen frames are closer to the clean ones."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    denoiser = Denoiser(DenoiserSettings(enabled=True, width=32, conv_kernel=7), 4, causal)
+    denoiser = Denoiser(DenoiserSettings(enabled=True, width=32), 4, causal)
     optimizer = torch.optim.Adam(denoiser.parameters(), lr=0.01)
     n = torch.full((16,), 40)
 

@@ -10,13 +10,10 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from arcuate.data.alphabet import CLASSES
 from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
-from arcuate.models.config import ModelConfig, ModelSettings, TransducerSettings, TransformerSettings
 from arcuate.models.import_checkpoint import T12_SESSIONS, import_checkpoint
-from arcuate.models.io import load_model, save_model
-from arcuate.models.model import Model
+from arcuate.models.io import load_model
 from support.official_checkpoints import N_CHANNELS, N_SESSIONS, SESSIONS, write_cffan, write_nejm
 
 
@@ -232,25 +229,6 @@ OLD_TENSOR_NAMES = {
     "transducer.predictor_proj.": "transducer.from_tokens.",
     "transducer.predictor.linear.": "transducer.predictor.mix.",
 }
-
-
-def test_model_folders_of_earlier_versions_load(tmp_path):
-    """Tensors are stored under their old names."""
-    settings = ModelSettings(
-        encoder=TransformerSettings(width=8, depth=2, n_heads=2), transducer=TransducerSettings(enabled=True)
-    )
-    model = Model(ModelConfig(settings=settings, n_channels=3, sessions=("a",), classes=CLASSES))
-    save_model(tmp_path, model)
-    weights = {}
-    for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        for new, old in OLD_TENSOR_NAMES.items():
-            name = name.replace(new, old)
-        weights[name] = tensor
-    assert len(weights.keys() - model.state_dict().keys()) == 20
-    save_file(weights, tmp_path / "model.safetensors")
-    loaded = load_model(tmp_path)
-    assert loaded.config == model.config
-    assert all(torch.equal(t, loaded.state_dict()[name]) for name, t in model.state_dict().items())
 
 
 def edit_config(change):

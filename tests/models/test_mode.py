@@ -87,13 +87,13 @@ def test_modes_are_balanced_and_unknown_trials_ignored() -> None:
 
 
 def test_evidence_ignores_padding() -> None:
-    head = SpeakingMode(SpeakingModeSettings(enabled=True, lags=3), Patch(bins=8, stride=4), 2, causal=False)
-    bins = torch.randn(1, 23, 2)
+    head = SpeakingMode(SpeakingModeSettings(enabled=True), Patch(bins=8, stride=4), 2, causal=False)
+    bins = torch.randn(1, 43, 2)
     padded = torch.cat([bins, torch.full((1, 9, 2), 7.0)], dim=1)
-    n = torch.tensor([23])
+    n = torch.tensor([43])
     torch.testing.assert_close(head.mean_evidence(bins, n), head.mean_evidence(padded, n))
-    frames = bins[0, :20].reshape(5, 4, 2).mean(1)
-    by_hand = torch.cat([(frames[lag:] * frames[: 5 - lag]).sum(0) / 5 for lag in range(3)])
+    frames = bins[0, :40].reshape(10, 4, 2).mean(1)
+    by_hand = torch.cat([(frames[lag:] * frames[: 10 - lag]).sum(0) / 10 for lag in range(5)])
     torch.testing.assert_close(head.mean_evidence(bins, n)[0].float(), by_hand)
 
 

@@ -25,11 +25,8 @@ from arcuate.models.gru import GRU, gru_recurrence, recurs_in_full_precision
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import (
     Model,
-    add_session,
-    copy_session_layer,
     count_parameters,
     parameter_groups,
-    single_session_model,
 )
 
 B2T25 = ModelSettings(
@@ -230,33 +227,6 @@ def test_dilation_must_fit(bins, stride, message):
         Patch(bins=bins, stride=stride, dilation=4)
 
 
-@pytest.mark.parametrize("from_previous", [False, True])
-def test_low_rank_session_maps(from_previous, tmp_path):
-    """The map that sessions share, and its changes; at the start, and after loading, adding and isolating sessions."""
-    settings = SessionLayerSettings(rank=2, from_previous=from_previous)
-    model = make_model(session_layer=settings)
-    layer = model.front_end.session_layer
-    assert all(torch.equal(m, torch.eye(5)) for m in layer.maps())
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter)
-    changes = [left @ right for left, right in zip(layer.left, layer.right, strict=True)]
-    expected = [layer.shared + sum(changes[: s + 1] if from_previous else [changes[s]]) for s in range(3)]
-    for found, wanted in zip(layer.maps(), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
-    bins, n_bins, session = torch.randn(3, 20, 5), torch.tensor([20, 20, 20]), torch.tensor([0, 1, 2])
-    with torch.no_grad():
-        outputs = model(bins, n_bins, session).log_probs["ctc"]
-        full = add_session(model, "new", "s1")
-        assert full.config.settings.front_end.session_layer.rank is None
-        torch.testing.assert_close(full(bins, n_bins, session).log_probs["ctc"], outputs)
-        torch.testing.assert_close(full(bins[1:2], n_bins[:1], torch.tensor([3])).log_probs["ctc"][0], outputs[1])
-        single = single_session_model(model, "s2", *copy_session_layer(model, "s2"))
-        torch.testing.assert_close(single(bins[2:], n_bins[:1], session[:1]).log_probs["ctc"][0], outputs[2])
-        save_model(tmp_path, model)
-        assert torch.equal(load_model(tmp_path)(bins, n_bins, session).log_probs["ctc"], outputs)
-    assert len(parameter_groups(model)["session"]) == 1 + 3 * 3
-
-
 def test_a_loaded_model_is_aligned_like_a_new_one(tmp_path):
     """Tensors in a mapped file begin at any multiple of 4 bytes, and products round differently there."""
     model = make_model(n_channels=4, width=5, depth=1)
@@ -264,17 +234,6 @@ def test_a_loaded_model_is_aligned_like_a_new_one(tmp_path):
     loaded, given = load_model(tmp_path).state_dict(), model.state_dict()
     assert {n: t.data_ptr() % 64 for n, t in loaded.items()} == {n: t.data_ptr() % 64 for n, t in given.items()}
     assert all(torch.equal(loaded[name], given[name]) for name in given)
-
-
-def test_low_rank_gradients_reach_the_shared_map_and_the_sessions_of_the_batch():
-    model = make_model(session_layer=SessionLayerSettings(rank=2)).train()
-    outputs = model(torch.randn(2, 20, 5), torch.tensor([20, 20]), torch.tensor([2, 0]))
-    outputs.log_probs["ctc"].square().sum().backward()
-    layer = model.front_end.session_layer
-    assert layer.shared.grad.abs().sum() > 0
-    assert [part.grad is None for part in layer.left] == [False, True, False]
-    with pytest.raises(ValueError, match="from_previous needs a rank"):
-        SessionLayerSettings(from_previous=True)
 
 
 @pytest.mark.parametrize("activation", ["softsign", "none"])
@@ -316,15 +275,15 @@ def test_inference_equals_training_forward():
 
 def test_rolling_normalisation_is_the_causal_estimate():
     torch.manual_seed(0)
-    settings = FrontEndSettings(normalise="rolling", rolling_bins=50)
+    settings = FrontEndSettings(normalise="rolling")
     past = torch.randn(200, 2, dtype=torch.float64) * 3 + 7
     statistics = BatchStatistics(past.mean(0)[None], past.std(0, correction=0)[None], torch.tensor([200]))
     bins = torch.randn(1, 30, 2) * 2 + 5
     scores, _ = normalise(bins, statistics, settings)
     for t in (0, 11, 29):
         seen = bins[0, : t + 1].double()
-        mean = (50 * past.mean(0) + seen.sum(0)) / (50 + t + 1)
-        square = (50 * past.square().mean(0) + seen.square().sum(0)) / (50 + t + 1)
+        mean = (200 * past.mean(0) + seen.sum(0)) / (200 + t + 1)
+        square = (200 * past.square().mean(0) + seen.square().sum(0)) / (200 + t + 1)
         expected = (seen[-1] - mean) / (square - mean.square()).sqrt()
         torch.testing.assert_close(scores[0, t].double(), expected, atol=1e-5, rtol=0)
 

@@ -26,7 +26,7 @@ PATCH = Patch(bins=3, stride=2)
 
 def make(**changes) -> Transformer:
     torch.manual_seed(0)
-    sizes = {"width": 16, "depth": 2, "n_heads": 4, "context": 7, "n_buckets": 6, "input_dropout": 0.0}
+    sizes = {"width": 16, "depth": 2, "n_heads": 4, "context": 7, "input_dropout": 0.0}
     quiet = {"dropout": 0.0, "attention_dropout": 0.0}
     encoder = Transformer(TransformerSettings(**{**sizes, **quiet, **changes}), PATCH, 5)
     torch.nn.init.normal_(encoder.position_bias.table)
@@ -35,9 +35,9 @@ def make(**changes) -> Transformer:
 
 def config_of(recipe: str) -> ModelConfig:
     loaded = load_recipe(recipe)
-    size = loaded.data.published
+    size = loaded.data.size
     sessions = tuple(map(str, range(size.n_sessions)))
-    return ModelConfig(settings=loaded.model, n_channels=size.channels, sessions=sessions, classes=CLASSES)
+    return ModelConfig(settings=loaded.model, n_channels=size.n_channels, sessions=sessions, classes=CLASSES)
 
 
 def test_published_size():
@@ -165,7 +165,7 @@ def test_cost_of_a_streamed_frame_is_constant():
 
 def test_long_trials_are_processed_in_windows():
     """The cost of a long trial grows linearly with its length."""
-    distances = RelativePositionBias(TransformerSettings(width=2, n_heads=2, n_buckets=8, context=100))
+    distances = RelativePositionBias(TransformerSettings(width=2, n_heads=2, context=100))
     n_scores = [sum(w.bias.numel() for w in distances.windows(0, n)) for n in (1000, 2000, 4000)]
     assert n_scores[2] - n_scores[1] == 2 * (n_scores[1] - n_scores[0])
 
@@ -211,7 +211,7 @@ def test_bidirectional_encoder_cannot_stream():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_parameter_gets_a_gradient(bidirectional):
-    encoder = TransformerSettings(width=16, depth=2, n_heads=4, context=8, n_buckets=8, bidirectional=bidirectional)
+    encoder = TransformerSettings(width=16, depth=2, n_heads=4, context=8, bidirectional=bidirectional)
     settings = ModelSettings(encoder=encoder)
     model = Model(ModelConfig(settings=settings, n_channels=4, sessions=("a",), classes=CLASSES))
     outputs = model(torch.randn(2, 60, 4), torch.tensor([60, 33]), torch.tensor([0, 0]))
@@ -231,7 +231,7 @@ def test_low_precision():
 
 def test_attention_dropout_only_in_training():
     attention = Attention(8, 2, context=4, dropout=0.5)
-    windows = RelativePositionBias(TransformerSettings(width=2, n_heads=2, n_buckets=4, context=4)).windows(0, 6)
+    windows = RelativePositionBias(TransformerSettings(width=2, n_heads=2, context=4)).windows(0, 6)
     frames, start = torch.randn(1, 6, 8), attention.start(1)
     assert not torch.equal(attention(frames, windows, start)[0], attention(frames, windows, start)[0])
     attention.eval()
@@ -244,12 +244,9 @@ def test_attention_dropout_only_in_training():
         (["encoder.n_heads=5"], "width 128 must be a multiple of n_heads 5"),
         (["encoder.context=0"], "encoder.context = 0 is invalid: .*greater than or equal to 1"),
         (["encoder.context=20000"], "encoder.context = 20000 is invalid: .*less than or equal to 10000"),
-        (["encoder.n_buckets=1"], "encoder.n_buckets = 1 is invalid"),
-        (["encoder.n_buckets=7", "encoder.bidirectional=true"], "even n_buckets, not 7"),
         (["encoder.dropout=1.0"], "encoder.dropout = 1.0 is invalid"),
         (["encoder.attention_dropout=-0.1"], "encoder.attention_dropout = -0.1 is invalid"),
         (["encoder.depth=0"], "encoder.depth = 0 is invalid"),
-        (["encoder.ffn_expansion=0"], "encoder.ffn_expansion = 0 is invalid"),
         (["encoder.state_dim=8"], "'encoder.state_dim' belongs to a different encoder.kind"),
         (["encoder.kind=transfomer"], "did you mean transformer"),
     ],

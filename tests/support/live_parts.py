@@ -66,7 +66,7 @@ def small_model(
     transducer: TransducerSettings | None = None,
 ) -> Model:
     torch.manual_seed(seed)
-    front_end = FrontEndSettings(normalise=normalise, rolling_bins=200)
+    front_end = FrontEndSettings(normalise=normalise)
     config = ModelConfig(
         settings=ModelSettings(
             front_end=front_end,

@@ -25,7 +25,7 @@ def make_recipe(*overrides: str) -> Recipe:
 def small_overrides(name: str) -> list[str]:
     """Overrides that shrink any packaged recipe to the small cohort, with stages of one step."""
     recipe = load_recipe(name)
-    small = ["encoder.width=16", "data.channels=null", "data.workers=0", "runtime.device=auto"]
+    small = ["encoder.width=16", "data.release=null", "data.workers=0", "runtime.device=auto"]
     small += ["encoder.n_heads=2"] if recipe.encoder.kind == "transformer" else []
     small += ["data.batching.n_trials=2" if recipe.data.batching.kind == "sessions" else "data.batching.batch_size=4"]
     return small + [f"stages.{s.name}.{value}" for s in recipe.stages for value in ("epochs=null", "steps=1")]

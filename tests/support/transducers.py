@@ -10,13 +10,12 @@ N_CLASSES, WIDTH = 3, 4
 
 
 SETTINGS = [
-    TransducerSettings(width=WIDTH, context=1, dropout=0.0),
-    TransducerSettings(width=WIDTH, context=2, dropout=0.0),
+    TransducerSettings(width=WIDTH, dropout=0.0),
     TransducerSettings(width=WIDTH, predictor="lstm", dropout=0.0),
 ]
 
 
-kinds = pytest.mark.parametrize("settings", SETTINGS, ids=["one token", "two tokens", "lstm"])
+kinds = pytest.mark.parametrize("settings", SETTINGS, ids=["two tokens", "lstm"])
 
 
 def make(settings: TransducerSettings, n_frames: int, seed: int = 0, n_classes: int = N_CLASSES):

@@ -24,15 +24,13 @@ WILD = [
     *SMALL,
     *("train.steps=60", "train.clip_norm=null", "train.seed=8", "train.checkpoint_every=8"),
     "schedule={kind: one_cycle, peak_lr: 3.0, pct_start: 0.5}",
-    "guard.spike={warmup: 20, patience: 5, window: 20, ratio: 1.3, n_sd: 1.5}",
     "guard.max_rewinds=50",
 ]
 LONG = [  # long enough for every rule of the guard, whose state is saved
     *SMALL,
     *("train.steps=90", "train.checkpoint_every=15", "train.validate_every=45"),
-    "guard.spike={warmup: 20}",
-    "guard.stuck={action: warn, patience: 50, min_drop: 0.5}",
-    "guard.adaptive={threshold: 0.01, window: 20, max_reductions: 3}",
+    "guard.stuck.patience=50",
+    "guard.adaptive={threshold: 0.01, max_reductions: 3}",
 ]
 SIGNS = {"calm": (), "wild": ("rewound_to",), "long": ("stuck", "gradient_norm")}
 

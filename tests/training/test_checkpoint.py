@@ -121,9 +121,8 @@ def test_changed_state_is_detected(state: TrainingState, messages: list[str]) ->
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("no plateaus", lambda s: s.update(plateaus=[])),
-        ("one plateau", lambda s: s.update(plateaus=s["plateaus"][:1])),
-        ("plateau of text", lambda s: s.update(plateaus=["a", "b"])),
+        ("no plateau", lambda s: s.update(plateau=[])),
+        ("plateau of text", lambda s: s.update(plateau=["a", "b"])),
         ("best as a list", lambda s: s.update(best=[1, 2])),
         ("best of text", lambda s: s["best"].update(step="four")),
         ("step beyond numbers", lambda s: s.update(step=1e999)),
@@ -140,7 +139,7 @@ def test_changed_state_is_detected(state: TrainingState, messages: list[str]) ->
         ("guard of text", lambda s: s["guard"].update(losses=["a"])),
         ("guard count of text", lambda s: s["guard"].update(n_high="a")),
         ("rewind targets of text", lambda s: s.update(rewind_targets=["x"])),
-        ("averages as a list", lambda s: s.update(averages=[])),
+        ("an average count as a list", lambda s: s.update(n_averaged=[])),
         ("scaler as text", lambda s: s.update(scaler="x")),
         ("rows below zero", lambda s: s["file_sizes"].update(metrics=-1)),
         ("rows as null", lambda s: s.update(file_sizes=None)),
@@ -215,10 +214,8 @@ def test_state_of_another_optimizer_is_rejected(cohort_store: Path, tmp_path: Pa
         parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()
     folder = save_at(state, 4, 1.0)
-    other = make_state(
-        Store.open(cohort_store), make_recipe("optimizer={kind: sgd, momentum: 0.9}"), tmp_path / "other"
-    )
-    with pytest.raises(UserError, match="SGD"):
+    other = make_state(Store.open(cohort_store), make_recipe("encoder.depth=3"), tmp_path / "other")
+    with pytest.raises(UserError, match="does not match"):
         start_from(other, folder, keep_optimizer=True)
 
 
@@ -270,12 +267,6 @@ def test_an_edited_recipe_is_not_resumed(state: TrainingState) -> None:
     assert restored.step == 4
     save_at(restored, 8, 1.0)
     assert load_checkpoint(state.run.checkpoints / "last").saved.recipe_hash == state.recipe_hash
-
-
-def test_a_checkpoint_without_a_recipe_hash_is_resumed(state: TrainingState) -> None:
-    folder = save_at(state, 4, 1.0)
-    change_state(folder, lambda s: s.pop("recipe_hash"), valid_checksum=True)
-    assert resumed_step(state) == 4
 
 
 @pytest.mark.parametrize("name", ["state.json", "model.safetensors", "training.safetensors"])

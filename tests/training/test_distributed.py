@@ -197,9 +197,7 @@ def test_every_process_returns_to_the_same_checkpoint(
     """Rank 0 alone writes checkpoints; the others have to know which of them are rewind targets."""
     stage = "{name: %s, steps: %d, losses: {ctc: 1}}"
     stages = f"stages=[{stage % ('first', 5)}, {stage % ('second', 1)}]"
-    recipe = make_recipe(
-        "train.checkpoint_every=2", "train.log_every=3", "guard.search.enabled=false", "train.keep_checkpoints=9"
-    )
+    recipe = make_recipe("train.checkpoint_every=2", "train.log_every=3", "train.keep_checkpoints=9")
     recipe = load_recipe(recipe, [stages] if at_stage_end else ["train.steps=6"])
     store, states = Store.open(cohort_store), []
     judge, verdicts = Guard.judge, []

@@ -194,7 +194,7 @@ def test_from_starts_a_new_run_and_records_its_parent(uninterrupted: Path, cohor
         "train.steps=2",
         "train.log_every=1",
         "encoder.width=32",
-        "schedule={kind: constant, lr: 0.0}",
+        "schedule={kind: constant, peak_lr: 0.0}",
     ]
     done = arcuate("train", "tiny", "--data", cohort_store, "--run", run, *more, "data.batching.batch_size=8")
     assert done.returncode == 0, done.stderr
@@ -296,7 +296,7 @@ def test_diverging_run_is_rewound_with_evidence(cohort_store: Path, tmp_path: Pa
         "train.steps=80",
         "train.validate_every=40",
         "train.clip_norm=null",
-        "guard.spike={warmup: 20, patience: 5, window: 20}",
+        "guard.stuck.patience=50",
         "guard.max_rewinds=20",
     ]
     done = train(cohort_store, run, *wild)

@@ -32,8 +32,8 @@ def run(state: TrainingState, store: Store) -> None:
 
 def test_incidents_of_a_stage_without_a_text_loss_are_recorded(cohort_store: Path, tmp_path: Path) -> None:
     store = Store.open(cohort_store)
-    stages = "stages=[{name: mode, steps: 4, losses: {mode: 1}}]"
-    recipe = make_recipe(*SMALL, "mode.enabled=true", "guard.max_skips=2", "guard.max_rewinds=0", stages)
+    stages = "stages=[{name: mode, steps: 14, losses: {mode: 1}}]"
+    recipe = make_recipe(*SMALL, "mode.enabled=true", "guard.max_rewinds=0", stages)
     state = make_state(store, recipe, tmp_path / "run")
     state.modes = Modes({t.id: 0.5 for t in planned_batches(store, recipe).trials})
     for parameter in state.model.parameters():

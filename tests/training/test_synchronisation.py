@@ -17,7 +17,7 @@ from support.devices import CountWaitingCopies, DeviceTensor, counted_reads, on_
 from support.training import make_state, planned_batches, small_overrides
 
 MASKED = [
-    "augment={gain_sd: 0.1, white_noise_sd: 0.1, offset_sd: 0.1, random_walk_sd: 0.1, random_cut: 3, speckle: 0.1}",
+    "augment={white_noise_sd: 0.1, offset_sd: 0.1, random_cut: 3}",
     "augment.time_masks={n_masks: 2, max_bins: 5}",
     "augment.feature_masks={n_masks: 2, max_channels: 4}",
 ]
@@ -69,7 +69,7 @@ def test_no_copy_to_the_device_waits(
             return made.__new__(made)
 
     store, device = Store.open(cohort_store), torch.device("meta")
-    recipe = load_recipe(name, [*small_overrides(name), *MASKED, "augment.speed_change=0.1"])
+    recipe = load_recipe(name, [*small_overrides(name), *MASKED])
     state, planned = make_state(store, recipe, tmp_path / "run"), planned_batches(store, recipe)
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)

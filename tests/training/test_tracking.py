@@ -76,10 +76,10 @@ class Recorder:
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.sent, self.closed = error, [], None
 
-    def send(self, step: int, values: dict[str, float], text: str | None) -> None:
+    def send(self, step: int, values: dict[str, float]) -> None:
         if self.error:
             raise self.error
-        self.sent.append((step, text))
+        self.sent.append(step)
 
     def rewind(self, step: int) -> None:
         self.sent.append((step, "rewind"))
@@ -90,32 +90,18 @@ class Recorder:
 
 def test_failing_tracker_is_closed_with_one_warning(messages: list[str]) -> None:
     failing, working = Recorder(ConnectionResetError("gone")), Recorder()
-    callbacks = CallbackList(
-        Tracker("failing", "f", lambda: failing, False), Tracker("working", "w", lambda: working, False)
-    )
+    callbacks = CallbackList(Tracker("failing", "f", lambda: failing), Tracker("working", "w", lambda: working))
     with callbacks as callback:
         callback.on_metrics(TRAIN_ROW)
         callback.on_metrics(VAL_ROW)
     assert len(messages) == 1 and "failing" in messages[0] and "gone" in messages[0]
-    assert working.sent == [(5, None), (5, None)] and working.closed is False
+    assert working.sent == [5, 5] and working.closed is False
 
 
 def test_internal_errors_are_raised() -> None:
-    tracker = Tracker("t", "elsewhere", lambda: Recorder(KeyError("bug")), False)
+    tracker = Tracker("t", "elsewhere", lambda: Recorder(KeyError("bug")))
     with pytest.raises(KeyError), CallbackList(tracker) as callback:
         callback.on_metrics(TRAIN_ROW)
-
-
-@pytest.mark.parametrize("samples", [False, True])
-def test_samples_are_sent_only_if_enabled(samples: bool) -> None:
-    recorder = Recorder()
-    with CallbackList(Tracker("t", "t", lambda: recorder, samples)) as callback:
-        callback.on_sample(["AA", "B"], ["AA"])
-        callback.on_metrics(TRAIN_ROW)
-        callback.on_metrics(VAL_ROW)
-        callback.on_metrics(val_row(6))
-    texts = [text for _, text in recorder.sent]
-    assert texts == [None, "reference  AA B\nhypothesis AA" if samples else None, None]
 
 
 def test_open_callbacks_are_closed_if_a_later_one_fails_to_open() -> None:
@@ -124,7 +110,7 @@ def test_open_callbacks_are_closed_if_a_later_one_fails_to_open() -> None:
     def fail() -> Recorder:
         raise UserError("no")
 
-    callbacks = CallbackList(Tracker("a", "a", lambda: first, False), Tracker("b", "b", fail, False))
+    callbacks = CallbackList(Tracker("a", "a", lambda: first), Tracker("b", "b", fail))
     with pytest.raises(UserError), callbacks:
         pass
     assert first.closed is True
@@ -171,17 +157,15 @@ def text_of(events: Any, name: str) -> str:
     return events.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
-def test_tensorboard_has_metrics_recipe_and_sample(run: Run) -> None:
+def test_tensorboard_has_metrics_and_recipe(run: Run) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    with open_events(run, 0, "track.samples=true") as callback:
-        callback.on_sample(["AA", "B"], ["AA", "CH"])
+    with open_events(run, 0) as callback:
         callback.on_metrics(TRAIN_ROW)
         callback.on_metrics(VAL_ROW)
     events = read_events(run.path)
     assert curve(events, "train/loss") == [(5, 2.5)]
     assert curve(events, "val/phoneme_accuracy") == [(5, 0.75)]
     assert "batching" in text_of(events, "recipe")
-    assert "hypothesis AA CH" in text_of(events, "val/sample")
 
 
 def test_tensorboard_discards_repeated_steps(run: Run) -> None:
@@ -280,26 +264,17 @@ def history(run: Path) -> list[dict[str, Any]]:
 def test_wandb_has_metrics_and_complete_recipe(run: Run, wandb: Any) -> None:
     chosen = ["track.wandb.run_name=first", "track.wandb.tags=[a, b]", "track.wandb.notes=why"]
     with open_wandb(run, *chosen) as callback:
-        callback.on_sample(["AA", "B"], ["AA", "CH"])
         callback.on_metrics(TRAIN_ROW)
         callback.on_metrics(VAL_ROW)
     first, second = history(run.path)
     assert (first["step"], first["train/loss"], first["learning_rate"]) == (5, 2.5, 1e-3)
     assert (second["step"], second["val/per"], second["val/phoneme_accuracy"]) == (5, 0.25, 0.75)
-    assert "val/sample" not in second
     (started,) = [r.run for r in offline_records(run.path) if r.HasField("run")][:1]
     assert (started.project, started.display_name, started.notes) == ("arcuate", "first", "why")
     assert list(started.tags) == ["a", "b"]
     config = {i.key: json.loads(i.value_json) for i in started.config.update}
     tree = to_tree(load_recipe("tiny"))
     assert {k: config[k] for k in tree if k != "track"} == {k: v for k, v in tree.items() if k != "track"}
-
-
-def test_wandb_has_samples_if_enabled(run: Run, wandb: Any) -> None:
-    with open_wandb(run, "track.samples=true") as callback:
-        callback.on_sample(["AA", "B"], ["AA", "CH"])
-        callback.on_metrics(VAL_ROW)
-    assert history(run.path)[0]["val/sample"] == "reference  AA B\nhypothesis AA CH"
 
 
 def test_wandb_resumes_its_run_and_sends_every_row_once(run: Run, wandb: Any) -> None:

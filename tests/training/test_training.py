@@ -4,13 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from arcuate.data.batching import Batch
 from arcuate.data.store import Store
@@ -18,11 +16,11 @@ from arcuate.errors import UserError
 from arcuate.experiments.train import train
 from arcuate.files import read_json, read_jsonl
 from arcuate.training.callbacks import Callback, Stop
-from arcuate.training.config import Ema, Precision, Swa
+from arcuate.training.config import Precision
 from arcuate.training.environment import Distributed, choose_precision
 from arcuate.training.loop import _find_bad_bins
 from arcuate.training.loop import train as run_loop
-from arcuate.training.optim import WeightAverages, fill_absent_gradients, make_optimizer, set_learning_rates
+from arcuate.training.optim import WeightAverage, fill_absent_gradients, make_optimizer, set_learning_rates
 from arcuate.training.state import TrainingState
 from arcuate.training.step import compute_gradients, encode_for_training
 from support.training import make_recipe, make_state, planned_batches
@@ -74,38 +72,32 @@ def test_absent_sessions_are_skipped_or_updated_by_momentum(
         gradients(state, [batch])
         if absent == "decay":
             fill_absent_gradients(state.optimizer)
-        set_learning_rates(state.optimizer, recipe, 100)
+        set_learning_rates(state.optimizer, 0.003, 1.0)
         before = layer.detach().clone()
         state.optimizer.step()
     assert bool((layer != before).any()) is moves
 
 
-def test_learning_rates_of_parameter_groups(cohort_store: Path, tmp_path: Path) -> None:
-    store = Store.open(cohort_store)
-    recipe = make_recipe("schedule={kind: constant, lr: 0.1}", "session_schedule={kind: constant, lr: 0.01}")
-    state = make_state(store, recipe, tmp_path / "run")
-    assert set_learning_rates(state.optimizer, recipe, 0, scale=0.5) == {
-        "bias": 0.05,
-        "session": 0.005,
-        "rest": 0.05,
-    }
+def test_session_layers_have_a_learning_rate_of_their_own(cohort_store: Path, tmp_path: Path) -> None:
+    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
+    assert set_learning_rates(state.optimizer, 0.1, 0.5) == {"bias": 0.1, "session": 0.05, "rest": 0.1}
 
 
-def test_ema_and_swa_match_their_formulas() -> None:
+def test_the_average_of_the_weights_starts_with_a_small_decay() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
-    averages = WeightAverages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
     with torch.no_grad():
         model.weight.fill_(0.0)
-        averages = WeightAverages(model, Ema(decay=0.5, warmup=False), Swa(start=2, every=2))
-        for step, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
+        average, expected = WeightAverage(model, 0.25), 0.0
+        for n, value in enumerate([1.0, 2.0, 3.0, 4.0], start=1):
             model.weight.fill_(value)
-            averages.update(model, step)
-    assert averages.tensors()["ema.weight"].item() == pytest.approx(((0.5 * 0.5 + 1.0) * 0.5 + 1.5) * 0.5 + 2.0)
-    assert averages.tensors()["mean.weight"].item() == pytest.approx(3.0)  # of the weights after steps 2 and 4
+            average.update(model)
+            decay = min(0.25, (1 + n) / (10 + n))
+            expected = decay * expected + (1 - decay) * value
+    assert average.tensors()["ema.weight"].item() == pytest.approx(expected)
     where = model.weight.data_ptr()
-    with averages.applied(model):
+    with average.applied(model):
         assert model.weight.data_ptr() == where  # cuDNN needs the weights of a GRU where they are
-        assert model.weight.item() == pytest.approx(3.0)
+        assert model.weight.item() == pytest.approx(expected)
     assert model.weight.item() == 4.0
 
 
@@ -155,15 +147,14 @@ def test_the_reason_for_another_precision_is_kept(
     assert kept["precision"] == "fp32" and "no bf16 kernel" in kept["precision_reason"]
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
 def test_optimizer_settings(cohort_store: Path, tmp_path: Path, kind: str) -> None:
-    momentum = "momentum: 0.9, nesterov: true" if kind == "sgd" else "eps: 0.1"
-    recipe = make_recipe(f"optimizer={{kind: {kind}, {momentum}, weight_decay: {{weights: 0.01}}}}")
+    recipe = make_recipe(f"optimizer={{kind: {kind}, eps: 0.1, weight_decay: {{weights: 0.01}}}}")
     state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
     optimizer = make_optimizer(state.model, recipe.optimizer)
     decays = {g["name"]: g["weight_decay"] for g in optimizer.param_groups}
     assert decays == {"bias": 0.0, "session": 0.0, "rest": 0.01}
-    assert optimizer.param_groups[0].get("momentum" if kind == "sgd" else "eps") in (0.9, 0.1)
+    assert optimizer.param_groups[0]["eps"] == 0.1
 
 
 TOO_HIGH = {"schedule": {"kind": "warmup_cosine", "peak_lr": 1.0, "warmup_steps": 30}}
@@ -179,8 +170,7 @@ def test_run_stopped_within_a_learning_rate_search_resumes_exactly(
         "train": {"steps": 60, "log_every": 5, "validate_every": 60, "checkpoint_every": 10, "clip_norm": None},
         "encoder.width": 16,
         "data.batching.batch_size": 4,
-        "guard.spike": {"warmup": 20, "patience": 3, "window": 20},
-        "guard.search.steps": 12,
+        "guard.stuck.patience": 50,
         "runtime.threads": 1,
         **changes,
     }
@@ -226,7 +216,7 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
     """Consecutive steps never fail, so only the share of skipped updates ends the run; no bad update is applied."""
     store = Store.open(cohort_store)
     small = ["train.log_every=2", "train.validate_every=100", "train.checkpoint_every=2", "data.batching.batch_size=4"]
-    recipe = make_recipe(*small, "guard.skips.window=8", "guard.search.enabled=false", "guard.keep_batches=true")
+    recipe = make_recipe(*small, "data.seed=1")
     state = make_state(store, recipe, tmp_path / "run")
     batches = planned_batches(store, recipe)
     drawn: list[int] = []
@@ -238,52 +228,17 @@ def test_run_with_every_second_gradient_not_finite_is_stopped(cohort_store: Path
 
     for parameter in state.model.parameters():
         parameter.register_hook(lambda gradient: gradient * math.nan if drawn[-1] % 2 else gradient)
-    with pytest.raises(UserError, match=r"of the last \d updates skipped, after a lower learning rate and a rewind"):
+    with pytest.raises(UserError, match=r"of the last \d+ updates skipped, after a lower learning rate and a rewind"):
         run_loop(state, draw(), None, CPU, Callback(), Stop())
     rows = list(read_jsonl(state.run.incidents_file))
-    skipped = rows[0]
-    assert torch.equal(load_file(state.run.path / skipped["batch"])["0.bins"], batches[skipped["position"]].bins)
     incidents = [row for row in rows if row["kind"] == "skips"]
     assert [row["action"] for row in incidents] == ["reduce_lr", "rewind", "stop"]
     assert incidents[0]["lr_scale"] == 0.8
-    assert len(drawn) < 30
+    assert len(drawn) < 400
     assert all(bool(p.isfinite().all()) for p in state.model.parameters())
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_momentum_of_parameters_whose_first_gradients_come_at_different_steps(
-    on_gpu: bool, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path
-) -> None:
-    """Session layers get theirs when a batch has a trial of the session; the fused kernel of torch then fails.
-
-    On a GPU torch then updates all parameters with a few kernels, unless it is told not to use the fused one.
-    """
-    sgd = import_module("torch.optim.sgd")  # which torch.optim hides
-    updates: list[int] = []
-    update_together = sgd._multi_tensor_sgd
-
-    def record(parameters: list[torch.Tensor], *arguments: Any, **options: Any) -> None:
-        updates.append(len(parameters))
-        update_together(parameters, *arguments, **options)
-
-    if on_gpu:
-        monkeypatch.setattr(sgd, "_default_to_fused_or_foreach", lambda *args, **options: (False, True))
-        monkeypatch.setattr(sgd, "_multi_tensor_sgd", record)
-    recipe = make_recipe("optimizer={kind: sgd, momentum: 0.9, weight_decay: {biases: 0, session_layers: 0}}")
-    state = make_state(Store.open(cohort_store), recipe, tmp_path / "run")
-    (group,) = (g for g in state.optimizer.param_groups if g["name"] == "session")
-    early, late = group["params"][:2]
-    for parameters in ([early], [early, late]):
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        state.optimizer.step()
-    assert [n for n in updates if n] == ([1, 2] if on_gpu else [])
-    for parameter, momentum in ((early, 1.9), (late, 1.0)):
-        found = state.optimizer.state[parameter]["momentum_buffer"]
-        torch.testing.assert_close(found, torch.full_like(found, momentum))
-
-
-AVERAGED = ["ema={decay: 0.999, warmup: false}", "data.workers=0", "encoder.width=16"]
+AVERAGED = ["ema.decay=0.999", "data.workers=0", "encoder.width=16"]
 
 
 def test_averages_start_from_the_weights_that_training_starts_from(
@@ -294,7 +249,7 @@ def test_averages_start_from_the_weights_that_training_starts_from(
     with torch.no_grad():
         for parameter in parent.model.parameters():
             parameter.add_(1.0)
-        parent.averages = WeightAverages(parent.model, parent.recipe.ema, parent.recipe.swa)
+        parent.average = WeightAverage(parent.model, 0.999)
     parent.save()
     states: list[TrainingState] = []
 
@@ -305,7 +260,7 @@ def test_averages_start_from_the_weights_that_training_starts_from(
     monkeypatch.setattr("arcuate.experiments.train.train_loop", loop)
     with pytest.raises(UserError, match="started"):
         train(parent.recipe, cohort_store, tmp_path / "run", parent=f"{parent.run.path}@last")  # type: ignore[arg-type]
-    weights, averages = dict(states[0].model.named_parameters()), states[0].averages.tensors()
+    weights, averages = dict(states[0].model.named_parameters()), states[0].average.tensors()
     for name, weight in weights.items():
         assert torch.equal(averages[f"ema.{name}"], weight), name
     assert torch.equal(weights["head.bias"], dict(parent.model.named_parameters())["head.bias"])

@@ -1,7 +1,7 @@
 """Settings of data selection, batching and augmentation."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -32,12 +32,7 @@ class BucketedBatching(Settings):
 
     kind: Literal["bucketed"] = "bucketed"
     batch_size: int = Field(16, ge=1, le=4096, description="Number of trials in one batch.")
-    pool: int = Field(
-        16,
-        ge=1,
-        le=10_000,
-        description="Pool size in batches: trials are shuffled, then sorted by length within a pool.",
-    )
+    pool: ClassVar[int] = 16  # batches whose shuffled trials are sorted by length
 
 
 Batching = Annotated[SessionBatching | ShuffledBatching | BucketedBatching, Field(discriminator="kind")]
@@ -51,32 +46,33 @@ class StatisticsSpec:
     log: bool = False  # statistics of log(1 + x) instead of the bins
 
 
-class PublishedSize(Settings):
-    """Size of the published data set, used for parameter counts when no data are available."""
+@dataclass(frozen=True)
+class ReleaseSize:
+    """Size and alphabet of a public data set."""
 
-    channels: int = Field(ge=1, le=65536, description="Number of channels of the published data.")
-    n_sessions: int = Field(ge=1, le=10_000, description="Number of sessions of the published data.")
-    targets: Literal["phonemes", "characters"] = Field("phonemes", description="Alphabet of the published data.")
+    n_channels: int
+    n_sessions: int
+    targets: Literal["phonemes", "characters"] = "phonemes"
+
+
+RELEASE_SIZES = {
+    "b2t24": ReleaseSize(256, 24),
+    "b2t25": ReleaseSize(512, 45),
+    "falcon-h2": ReleaseSize(192, 26, "characters"),
+}
 
 
 class DataConfig(Settings):
     """Selection and batching of trials."""
 
-    channels: int | None = Field(
-        None, ge=1, le=65536, description="Required number of channels; null accepts any number."
+    release: Literal["b2t24", "b2t25", "falcon-h2"] | None = Field(
+        None, description="Public data set of the recipe, whose number of channels the data must have; null = any data."
     )
-    n_sessions: int | None = Field(
-        None, ge=1, le=10_000, description="Required number of sessions; null accepts any number."
-    )
-    published: PublishedSize = PublishedSize(channels=512, n_sessions=45)
     sessions: tuple[str, ...] | None = Field(
         None, min_length=1, description="Names of the sessions to use; null uses all."
     )
     max_sessions: int | None = Field(
         None, ge=1, le=10_000, description="Number of sessions to use, starting with the first; null uses all."
-    )
-    unlabelled: bool = Field(
-        False, description="Also train on the unlabelled trials of all splits; for losses that need no labels."
     )
     dev_fraction: float = Field(
         0.0, ge=0.0, le=0.5, description="Fraction of the training split held out to select checkpoints on."
@@ -86,6 +82,11 @@ class DataConfig(Settings):
     workers: int = Field(
         0, ge=0, le=256, description="Number of loader processes, at most one per core; does not affect results."
     )
+
+    @property
+    def size(self) -> ReleaseSize:
+        """Size of the data set of the recipe, used for parameter counts; that of the '25 release without one."""
+        return RELEASE_SIZES[self.release or "b2t25"]
 
 
 # Augmentation, in the order of application; 0 disables an augmentation.
@@ -124,30 +125,13 @@ class FeatureMasks(Settings):
 class AugmentationConfig(Settings):
     """Random changes to training trials."""
 
-    speed_change: float = Field(
-        0.0,
-        ge=0.0,
-        le=0.5,
-        description="Maximum relative change of speed; each trial is resampled by a factor from 1 ± this value.",
-    )
-    gain_sd: float = Field(
-        0.0, ge=0.0, le=10.0, description="SD of the entries of a random channel-mixing matrix around the identity."
-    )
     white_noise_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of noise per bin and channel.")
     offset_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of an offset per trial and channel.")
-    random_walk_sd: float = Field(0.0, ge=0.0, le=100.0, description="SD of the steps of a random walk.")
-    random_walk_axis: Literal["time", "channel"] = Field(
-        "channel", description="Axis of the random walk; the '25 release uses channels (axis -1)."
-    )
     random_cut: int = Field(
         0, ge=0, le=1000, description="Upper limit (exclusive) on leading bins to drop, drawn per batch; 0 = off."
     )
     time_masks: TimeMasks = TimeMasks()
     feature_masks: FeatureMasks = FeatureMasks()
-    channel_dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Probability that a channel is set to 0 for the entire trial."
-    )
-    speckle: float = Field(0.0, ge=0.0, lt=1.0, description="Fraction of individual values set to 0.")
     custom: tuple[Annotated[SerializeAsAny[PluginSettings], plugin_validator("augmentations")], ...] = Field(
         (), description="User-defined augmentations, applied last and in this order."
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from arcuate.data.alphabet import min_frames
 from arcuate.data.config import DataConfig
-from arcuate.data.readers.source import NO_LABEL
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
@@ -32,15 +31,13 @@ def select(store: Store, settings: DataConfig, count_frames: CountFrames) -> Sel
     trials with such a label are excluded.
     """
     sessions = _select_sessions(store, settings)
-    _check_sizes(store, settings, len(sessions))
+    _check_channels(store, settings)
     labelled = [t for t in store.trials if t.session in sessions and t.tokens is not None]
     train: list[TrialInfo] = []
     unaligned: list[TrialInfo] = []
     for t in labelled:
         if t.split == "train" and t.usable:
             (train if can_align(t.tokens or (), count_frames(t.n_bins)) else unaligned).append(t)
-    if settings.unlabelled:
-        train += [t for t in store.trials if t.session in sessions and t.tokens is None and not {*t.flags} - {NO_LABEL}]
     if settings.dev_fraction == 0:
         validation = [t for t in labelled if t.split == "val"]
         return Selection(sessions, tuple(train), tuple(validation), "val", tuple(unaligned))
@@ -127,14 +124,9 @@ def _select_sessions(store: Store, settings: DataConfig) -> tuple[str, ...]:
     return sessions
 
 
-def _check_sizes(store: Store, settings: DataConfig, n_sessions: int) -> None:
-    if settings.channels is not None and settings.channels != store.n_channels:
+def _check_channels(store: Store, settings: DataConfig) -> None:
+    if settings.release is not None and settings.size.n_channels != store.n_channels:
         raise UserError(
-            f"the recipe expects {settings.channels} channels but {store.path.name} has {store.n_channels};"
-            " use a recipe of that size, or set data.channels=null to accept any number"
-        )
-    if settings.n_sessions is not None and settings.n_sessions != n_sessions:
-        raise UserError(
-            f"the recipe expects {settings.n_sessions} sessions but {n_sessions} are selected from"
-            f" {store.path.name}; set data.n_sessions=null to accept any number"
+            f"the recipe is for {settings.release} with {settings.size.n_channels} channels, but {store.path.name} has"
+            f" {store.n_channels}; use another recipe, or set data.release=null to accept any number"
         )

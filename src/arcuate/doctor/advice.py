@@ -121,7 +121,7 @@ FORBIDDEN: Mapping[str, frozenset[tuple[Factor, int]]] = {
 }
 _STRENGTHS = (
     *("encoder.dropout", "encoder.input_dropout", "encoder.attention_dropout", "front_end.session_layer.dropout"),
-    *("augment.white_noise_sd", "augment.offset_sd", "augment.gain_sd", "augment.random_walk_sd", "augment.speckle"),
+    *("augment.white_noise_sd", "augment.offset_sd"),
     *("augment.time_masks.n_masks", "augment.feature_masks.n_masks", "optimizer.weight_decay.weights"),
 )
 _LENGTHS = ("train.steps", "schedule.decay_steps", "schedule.cycle_steps")

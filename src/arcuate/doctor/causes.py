@@ -171,13 +171,13 @@ SENTENCES: Mapping[str, Sentence] = {
         "damaged batches",
         "training loss rose from {before:.3g} to {peak:.3g} at steps {first:,} to {last:,} and fell again, at a normal"
         " learning rate",
-        "inspect the trials of these steps (guard.keep_batches=true saves them), and correct or exclude them",
+        "inspect the trials of these steps, which incidents.jsonl lists, and correct or exclude them",
     ),
     "damaged_batch": Sentence(
         "a damaged batch",
         "the gradient norm reached {ratio:.0f} times its usual maximum once, before step {step:,}, and was normal"
         " otherwise",
-        "inspect the trials of these steps (guard.keep_batches=true saves them), and correct or exclude them",
+        "inspect the trials of these steps, which incidents.jsonl lists, and correct or exclude them",
     ),
     "repeated_data": Sentence(
         "the same few trials are used repeatedly",

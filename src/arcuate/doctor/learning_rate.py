@@ -143,7 +143,7 @@ def _packaged_schedule(m: Measurements) -> tuple[dict[str, Any], float] | None:
     if not packaged or not same:
         return None
     kind = packaged.get("schedule.kind")
-    peak = packaged.get("schedule.lr") if kind == "constant" else packaged.get("schedule.peak_lr")
+    peak = packaged.get("schedule.peak_lr")
     if not isinstance(peak, float) or peak <= 0:
         return None
     if settings.get("schedule.kind") == kind:
@@ -210,7 +210,7 @@ def peak_learning_rate(m: Measurements) -> float | None:
 def _peak_setting(m: Measurements) -> str:
     """The setting of the peak learning rate: of the recipe of this run, or of the official one for its data set."""
     if not m.log.settings:
-        return "schedule.lr" if m.dataset == "b2t24" else "schedule.peak_lr"
+        return "schedule.peak_lr"
     return "schedule.lr" if "schedule.lr" in m.log.settings else "schedule.peak_lr"
 
 

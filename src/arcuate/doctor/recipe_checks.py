@@ -66,10 +66,6 @@ def _masked_channels(settings: Settings) -> float:
     return float(settings.get("augment.feature_masks.probability", 1.0) * hidden)
 
 
-def _gain_noise(settings: Settings) -> float:
-    return float((settings.get("augment.gain_sd") or 0.0) * math.sqrt(settings["n_channels"]))
-
-
 def _warmup_share(settings: Settings) -> float | None:
     """Fraction of the run in which the learning rate rises; half of it for the one-cycle schedule."""
     steps, kind = settings.get("train.steps") or 0, settings.get("schedule.kind")
@@ -173,12 +169,7 @@ CHECKS = (
     Check("augment.white_noise_sd", "noise", "the noise is larger than the signal, whose SD is 1", high=1.2,
           default=0.5),
     Check("augment.offset_sd", "noise", "random offsets are as large as the signal", high=0.6, default=0.2),
-    Check("augment.random_walk_sd", "noise", "the random walk grows larger than the signal", high=0.1, default=0.0),
-    Check("augment.gain_sd", "noise", "the noise is larger than the signal", high=1.0, default=0.0,
-          quantity=_gain_noise, base=0.3,
-          reason="random mixing of {n_channels} channels adds noise with an SD of {value:.2g}; the signal has 1"),
     Check("augment.random_cut", "augmentation", "the start of the sentence is cut off", high=20, default=3),
-    Check("augment.speckle", "masks", "a large part of all values is set to zero", high=0.3, default=0.0),
     Check("augment.time_masks.n_masks", "masks", _HIDDEN, high=0.55, quantity=masked_fraction, base=0.3,
           reason="time masks hide {percent} of a trial on average; recipes that work hide at most half",
           changes=_packaged_masks),
@@ -222,7 +213,7 @@ CHECKS = (
 # Settings whose difference from the packaged recipe can explain a failure, and the factor they belong to.
 _FACTORS = {
     **{check.setting: check.factor for check in CHECKS if not check.setting.startswith(("schedule.", "stages"))},
-    "optimizer.eps": "eps", "optimizer.momentum": "optimizer", "loss.ctc.reduction": "loss_reduction",
+    "optimizer.eps": "eps", "loss.ctc.reduction": "loss_reduction",
     "loss.ctc.zero_infinity": "precision", "train.accumulate": "batch_size", "front_end.log1p": "normalisation",
     "front_end.smoothing.taps": "smoothing", "front_end.patch.bins": "frame_rate", "ema.decay": "averaging",
     "data.batching.kind": "batch_size", "output_init": "initialisation",

@@ -35,11 +35,6 @@ _METHODS = {
     "transformer": "Vaswani A, Shazeer N, Parmar N, et al. Attention is all you need. NeurIPS (2017).",
     "intermediate": "Lee J, Watanabe S. Intermediate loss regularization for CTC-based speech recognition."
     " ICASSP (2021).",
-    "consistency": "Yao Z, Kang W, Yang X, et al. CR-CTC: consistency regularization on CTC for improved speech"
-    " recognition. ICLR (2025).",
-    "distillation": "Hinton G, Vinyals O, Dean J. Distilling the knowledge in a neural network."
-    " arXiv:1503.02531 (2015).",
-    "speed": "Ko T, Peddinti V, Povey D, Khudanpur S. Audio augmentation for speech recognition. Interspeech (2015).",
     "masks": "Park DS, Chan W, Zhang Y, et al. SpecAugment. Interspeech (2019).",
 }  # fmt: skip
 
@@ -86,9 +81,6 @@ def _method_references(run: Run) -> list[Citation]:
     used = ["ctc"] if recipe.loss.ctc.weight > 0 else []
     used += ["rnnt"] if recipe.transducer.enabled and recipe.loss.rnnt.weight > 0 else []
     used += [recipe.encoder.kind] if recipe.encoder.kind in _METHODS else []
-    used += ["intermediate"] if recipe.loss.intermediate.active_layers else []
-    used += ["consistency"] if recipe.loss.consistency.weight > 0 else []
-    used += ["distillation"] if recipe.loss.distillation.teacher and recipe.loss.distillation.weight > 0 else []
-    used += ["speed"] if recipe.augment.speed_change > 0 else []
+    used += ["intermediate"] if recipe.loss.intermediate.layers else []
     used += ["masks"] if recipe.augment.time_masks.n_masks or recipe.augment.feature_masks.n_masks else []
     return [Citation(name, _METHODS[name]) for name in used]

@@ -38,7 +38,7 @@ _EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.of
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,39}):(?=[^=]*=)(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SEEDS = ("train.seed", "data.seed")
-_TRIALS = ("data.sessions", "data.max_sessions", "data.n_sessions", "data.channels", "data.dev_fraction")
+_TRIALS = ("data.sessions", "data.max_sessions", "data.release", "data.dev_fraction")
 _MAX_FACTORS = 12
 _CHECKPOINTS = ("last", "best")
 _SPLITS = ("val", "dev")

@@ -39,11 +39,10 @@ from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run
 from arcuate.training.callbacks import Callback, Stop, handle_signals
-from arcuate.training.config import Ema, Optimizer, Precision, Swa, Train
+from arcuate.training.config import Ema, GuardSettings, Optimizer, Precision, Train
 from arcuate.training.environment import describe_environment
-from arcuate.training.guard import GuardSettings
 from arcuate.training.loop import train as train_loop
-from arcuate.training.schedule import Constant, Linear
+from arcuate.training.schedule import Linear
 from arcuate.training.state import TrainingState
 
 
@@ -331,12 +330,12 @@ def _freeze(model: Model, settings: Calibration) -> None:
 
 
 def _restrict_sessions(data: DataConfig, sessions: Sequence[str]) -> DataConfig:
-    return data.model_copy(update={"sessions": tuple(sessions), "max_sessions": None, "n_sessions": None})
+    return data.model_copy(update={"sessions": tuple(sessions), "max_sessions": None})
 
 
 def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: Calibration) -> Recipe:
     """The parent's recipe with the new session, and with the loss, optimizer and schedule of calibration."""
-    other_lr = settings.other_lr_factor * settings.lr
+    peak_lr = (settings.other_lr_factor or 1.0) * settings.lr  # at 0 only the session layer is trained
     changes = {
         "name": f"{parent.name}-calibrated"[:100],
         "extends": None,
@@ -350,12 +349,10 @@ def derive_recipe(parent: Recipe, config: ModelConfig, session: str, settings: C
             denoise=DenoiseSettings(weight=0.0),
         ),
         "stages": (),
-        "optimizer": Optimizer(),
-        "schedule": Linear(peak_lr=other_lr, min_lr=0.0) if other_lr else Constant(lr=0.0),
-        "guard": _scale_lower_bound(parent, other_lr),
-        "session_schedule": Linear(peak_lr=settings.lr, min_lr=0.0),
+        "optimizer": Optimizer(session_lr_factor=settings.lr / peak_lr),
+        "schedule": Linear(peak_lr=peak_lr, min_lr=0.0),
+        "guard": _scale_lower_bound(parent, peak_lr),
         "ema": Ema(),
-        "swa": Swa(),
         "train": Train(
             steps=settings.steps,
             seed=0,

@@ -266,7 +266,7 @@ def _describe_states(graph: Any) -> list[dict[str, Any]]:
 
 def _session_members(model: "Model") -> dict[str, Content]:
     layer = model.front_end.session_layer
-    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.maps()])
+    weights = np.stack([w.detach().float().cpu().numpy() for w in layer.weights])
     biases = np.stack([b.detach().float().cpu().numpy() for b in layer.biases])
     return {SESSION_WEIGHTS: weights.astype("<f4").tobytes(), SESSION_BIASES: biases.astype("<f4").tobytes()}
 

@@ -35,7 +35,7 @@ from arcuate.run import RunLike, find_checkpoint
 INPUTS = ("exchanged", "silence")
 LANGUAGE_MODEL = "language model"
 # Training on such input stays near chance level, so the guard must not search for a better learning rate.
-_CHANGES = ("data.workers=0", "guard.stuck.action=ignore", "guard.collapse.action=ignore")
+_CHANGES = ("data.workers=0", "guard.stuck.patience=10000000", "guard.collapse.action=ignore")
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,6 @@ def _run_files(run: Run, name: HubName, checkpoint: str, licence: str | None) ->
     files = [file for file in files if isinstance(file.content, Path) and file.content.is_file()]
     if run.recipe_file.is_file():
         tree = run.recipe_tree()
-        if isinstance(tree.get("compare_with"), str):  # a run here, by name or path
-            tree["compare_with"] = Path(tree["compare_with"]).name or None
         recipe = yaml.safe_dump(_publishable(tree), sort_keys=False, allow_unicode=True, width=100)
         files.append(PushedFile("recipe.yaml", recipe.encode()))
     if run.environment_file.is_file():

@@ -53,9 +53,6 @@ class _Identity(Settings):
     summary: str = Field("", description="One line for `arcuate recipes list`.")
     purpose: str = Field("", max_length=1000, description="Purpose of the run: the question it is meant to answer.")
     target: Target | None = Field(None, description="Success criteria of the run; null = none.")
-    compare_with: str | None = Field(
-        None, min_length=1, description="Run that the ledger compares this one with, by name or path; null = automatic."
-    )
     notes: str = Field("", description="Free text.")
 
 
@@ -281,11 +278,10 @@ def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> R
     from arcuate.models.model import count_parameters
 
     recipe = load_recipe(recipe, overrides)
-    published = recipe.data.published
-    n_channels = recipe.data.channels or published.channels
-    n_sessions = recipe.data.n_sessions or published.n_sessions
+    size = recipe.data.size
+    n_channels, n_sessions = size.n_channels, size.n_sessions
     sessions = tuple(f"session {i}" for i in range(n_sessions))
-    classes = ALPHABETS[published.targets]
+    classes = ALPHABETS[size.targets]
     config = ModelConfig(settings=recipe.model, n_channels=n_channels, sessions=sessions, classes=classes)
     return RecipeDescription(recipe, count_parameters(config), n_channels, n_sessions)
 
@@ -324,7 +320,7 @@ Every setting of a recipe, as printed by `arcuate recipes settings`.
 
 Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind`
 of a component replaces the component: set the kind first, then the settings that it needs
-(`schedule.kind=constant schedule.lr=0.001`).
+(`schedule.kind=constant schedule.peak_lr=0.001`).
 """
 
 
@@ -402,7 +398,6 @@ def to_markdown() -> str:
             meaning = s.meaning.replace("|", "\\|")
             lines.append(f"| `{s.path}` | {s.type} | {s.default} | {s.range or '–'} | {meaning} |")
         lines.append("")
-    lines.append("`session_schedule` takes the same kinds as `schedule`; null uses `schedule` for the session layers.")
     return "\n".join(lines) + "\n"
 
 

@@ -46,6 +46,7 @@ from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import open_replay
 from arcuate.models.config import (
     AnyEncoderSettings,
+    ConvStemSettings,
     FrontEndSettings,
     GRUSettings,
     ModelConfig,
@@ -454,10 +455,10 @@ def _check_speed(machine: _Machine) -> Iterator[Check]:
         recipe = load_recipe(name)
         n_trials = recipe.data.batching.batch_size if machine.full else 2
         n_bins = 800 if machine.full else 120
-        n_sessions = recipe.data.published.n_sessions if machine.full else 2
+        n_sessions = recipe.data.size.n_sessions if machine.full else 2
         config = ModelConfig(
             settings=_without_extras(recipe),
-            n_channels=recipe.data.published.channels,
+            n_channels=recipe.data.size.n_channels,
             sessions=tuple(f"session-{i}" for i in range(n_sessions)),
             classes=CLASSES,
         )
@@ -496,10 +497,15 @@ def _available_memory() -> float:
 def _without_extras(recipe: Recipe) -> ModelSettings:
     """Encoder and patches of a recipe, without the parts that the plain torch.nn model lacks, such as dropout."""
     kept, encoder = recipe.model.front_end, recipe.model.encoder
-    disabled = {name: getattr(kept, name).model_copy(update={"enabled": False}) for name in ("channel_gate", "stem")}
     smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
     session_layer = kept.session_layer.model_copy(update={"dropout": 0.0})
-    changed = {**disabled, "smoothing": smoothing, "session_layer": session_layer, "normalise": "none", "log1p": False}
+    changed = {
+        "stem": ConvStemSettings(),
+        "smoothing": smoothing,
+        "session_layer": session_layer,
+        "normalise": "none",
+        "log1p": False,
+    }
     dropouts = {name: 0.0 for name in type(encoder).model_fields if name.endswith("dropout")}
     return ModelSettings(front_end=kept.model_copy(update=changed), encoder=encoder.model_copy(update=dropouts))
 

@@ -43,7 +43,6 @@ from arcuate.run import Run, RunLike, absolute_parent, check_run_folder, lock_ru
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
 from arcuate.training.config import TrainingConfig, find_ineffective_settings
 from arcuate.training.curriculum import describe_stages, resolve_epochs
-from arcuate.training.distillation import load_teacher
 from arcuate.training.environment import (
     Distributed,
     PrecisionChoice,
@@ -355,7 +354,6 @@ def _train(
     """Create or resume the run folder under its lock, and train."""
     distributed = setup.distributed
     training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
-    training.teacher = load_teacher(setup.recipe.loss.distillation, setup.model.config, setup.machine.device)
     machine = setup.machine if start.resume else _check_threads(setup, training)
     environment = describe_environment(
         device=str(machine.device),
@@ -368,7 +366,6 @@ def _train(
         precision=setup.precision.kind,
         precision_reason=setup.precision.note,
         parent=None if parent is None else absolute_parent(parent),
-        **({} if training.teacher is None else {"teacher": training.teacher.to_dict()}),
         lineage=list(ancestors),
     )
     with ExitStack() as stack:
@@ -430,7 +427,7 @@ def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | Non
     report = progress if setup.distributed.is_main else None
     training.modes = infer_modes(training.model, setup.store, setup.selection.train, report)
     if training.position == 0:
-        training.averages.start(training.model)  # the mode head was initialised
+        training.average.start(training.model)  # the mode head was initialised
     if setup.distributed.is_main:
         write_modes(file, training.modes)
         logger.info(describe_modes(setup.selection.train, training.modes, setup.recipe.mode))

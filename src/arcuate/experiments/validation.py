@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from arcuate.data.alphabet import boundary_index, token_names
 from arcuate.data.selection import Selection
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.class_order import ClassOrder, word_order
-from arcuate.decoding.config import DecodingConfig, read_decoding_config
+from arcuate.decoding.config import DecodingConfig
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TokenSearch, TrialResult, decode_trials, session_sums, summarise_sums
@@ -72,7 +71,7 @@ def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> Val
     from arcuate.language.lexicon import open_lexicon
     from arcuate.language.ngram.open import open_model
 
-    weights = read_decoding_config(Path(settings.weights))[0] if settings.weights else DecodingConfig()
+    weights = DecodingConfig()
     columns = word_order(model_classes)
     lexicon = open_lexicon(settings.lexicon, columns.classes)
     if tuple(lexicon.classes) != columns.classes:

@@ -270,7 +270,7 @@ def _session_layer(g: _Graph, bins: str, front_end: FrontEnd, session: int | Non
         if session is None:
             weight, bias = g.input("session_weight", (n, n)), g.input("session_bias", (1, n))
         else:
-            weight = g.const(_array(layer.maps(session + 1)[session]))
+            weight = g.const(_array(layer.weights[session]))
             bias = g.const(_array(layer.biases[session])[None])
         bins = g.add(g.op("MatMul", bins, weight), bias)
     if layer.settings.activation == "softsign":
@@ -279,27 +279,14 @@ def _session_layer(g: _Graph, bins: str, front_end: FrontEnd, session: int | Non
 
 
 def _stem(g: _Graph, bins: str, front_end: FrontEnd) -> str:
-    """Gate and convolution; `is_ready` is false while smoothing still waits for its first bins."""
+    """Convolution with a residual; `is_ready` is false while smoothing still waits for its first bins."""
     stem, n = front_end.stem, front_end.n_channels
     assert stem is not None
     is_ready = g.input("is_ready", (1, 1), TensorProto.BOOL)
-    if stem.gate is not None:
-        total, count = g.state("gate.total", np.zeros((1, n), np.float32)), g.state("gate.bins", np.zeros((1, 1)))
-        new_total = g.op("Where", is_ready, g.add(total, bins), total)
-        new_count = g.op("Where", is_ready, g.add(count, g.const(1.0, np.float64)), count)
-        divisor = g.float(g.op("Max", new_count, g.const(1.0, np.float64)))
-        hidden = g.linear(g.op("Div", new_total, divisor), stem.gate.squeeze.weight, stem.gate.squeeze.bias)
-        gain = g.op("Sigmoid", g.linear(g.op("Relu", hidden), stem.gate.excite.weight, stem.gate.excite.bias))
-        bins = g.mul(bins, g.mul(gain, g.const(2.0)))
-        g.update(total, new_total)
-        g.update(count, new_count)
-    if stem.weight is not None and stem.bias is not None:
-        kernel = stem.kernel_size
-        recent = g.state("stem", np.zeros((kernel - 1, n), np.float32))
-        window = g.op("Concat", recent, bins, axis=0)
-        g.update(recent, g.op("Where", is_ready, g.rows(window, 1, kernel), recent))
-        bins = g.add(bins, g.op("Relu", _convolve(g, window, stem.weight, stem.bias)))
-    return bins
+    recent = g.state("stem", np.zeros((stem.kernel_size - 1, n), np.float32))
+    window = g.op("Concat", recent, bins, axis=0)
+    g.update(recent, g.op("Where", is_ready, g.rows(window, 1, stem.kernel_size), recent))
+    return g.add(bins, g.op("Relu", _convolve(g, window, stem.weight, stem.bias)))
 
 
 def _convolve(g: _Graph, window: str, weight: Tensor, bias: Tensor) -> str:

@@ -295,7 +295,6 @@ def _changes(entry: RunEntry) -> str:
     parent_text = {
         "weights": f"{name}, the run that provided its initial weights",
         "base": f"{name}, the baseline of its ablation with the same seed",
-        "stated": f"{name}, the run that its recipe names",
         "extends": f"{name}, a run of the recipe that it extends",
         "run": f"{name}, the earlier run with the fewest differences",
         "recipe": f"the packaged recipe `{name}`",

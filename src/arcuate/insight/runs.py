@@ -59,7 +59,7 @@ class Parent:
     """The run or recipe that a run is compared with."""
 
     name: str
-    # "weights" (--from), "base" (ablation baseline), "stated" (compare_with), "extends" (run of an ancestor of the
+    # "weights" (--from), "base" (ablation baseline), "extends" (run of an ancestor of the
     # recipe), "run" (nearest earlier run), "recipe" (packaged)
     kind: str
     changes: tuple[Change, ...]
@@ -387,10 +387,10 @@ def _count_lines(path: Path) -> int:
 def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     """The run that this one is compared with.
 
-    In this order: the run that provided the weights; the baseline of the ablation; the run that the recipe states
-    (`compare_with`); an earlier run of the same recipe, or of the nearest one that it extends; else the run or packaged
-    recipe with the fewest changed settings, which is the most informative comparison. Of equally close candidates the
-    latest is used, and a run is preferred to a recipe.
+    In this order: the run that provided the weights; the baseline of the ablation; an earlier run of the same recipe,
+    or of the nearest one that it extends; else the run or packaged recipe with the fewest changed settings, which is
+    the most informative comparison. Of equally close candidates the latest is used, and a run is preferred to a
+    recipe.
     """
     recipe = entry.recipe
     if recipe is None:
@@ -407,11 +407,6 @@ def find_parent(entry: RunEntry, earlier: Sequence[RunEntry]) -> Parent | None:
     baseline = by_path.get(entry.ablation / _BASELINE / path.name) if entry.ablation else None
     if baseline and path.parent.name != _BASELINE:
         return compared_with(baseline, "base")
-    if recipe.compare_with is not None:
-        stated = by_path.get(Path(recipe.compare_with).resolve()) or next(
-            (e for e in reversed(earlier) if recipe.compare_with in (e.name, e.run.name)), None
-        )
-        return compared_with(stated, "stated") if stated else Parent(recipe.compare_with, "stated", ())
     similar = [
         other for other in earlier if other.recipe and not other.weights_from and other.data_hashes == entry.data_hashes
     ]
@@ -461,22 +456,17 @@ def result_changes(before: Recipe, after: Recipe) -> tuple[Change, ...]:
 # Settings below a path that do nothing while the condition holds.
 _UNUSED_IF: Mapping[str, Callable[[Recipe], bool]] = {
     "ema": lambda recipe: recipe.ema.decay == 0,
-    "swa": lambda recipe: recipe.swa.start is None,
     "guard": lambda recipe: not recipe.guard.enabled,
     "transducer": lambda recipe: not recipe.transducer.enabled,
     "mode": lambda recipe: not recipe.mode.enabled,
     "denoiser": lambda recipe: not recipe.denoiser.enabled,
     "augment.time_masks": lambda recipe: recipe.augment.time_masks.n_masks == 0,
     "augment.feature_masks": lambda recipe: recipe.augment.feature_masks.n_masks == 0,
-    "validate.beam": lambda recipe: recipe.validate_.search == "greedy",
 }
 
 
 def _is_unused(change: Change, before: Recipe, after: Recipe) -> bool:
     """Whether both values of a setting resolve to the same behaviour."""
-    if change.path.startswith("session_schedule"):
-        own = [recipe.session_schedule or recipe.schedule for recipe in (before, after)]
-        return own[0] == own[1]
     return any(
         (change.path == path or change.path.startswith(f"{path}.")) and is_unused(before) and is_unused(after)
         for path, is_unused in _UNUSED_IF.items()

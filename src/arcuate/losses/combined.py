@@ -9,23 +9,11 @@ from torch.nn import functional as F
 from arcuate.config import component_class
 from arcuate.data.alphabet import BLANK
 from arcuate.errors import UserError
-from arcuate.losses.alignment import alignment_loss
-from arcuate.losses.config import CTCSettings, CustomLossSettings, DistillationSettings, LossSettings
+from arcuate.losses.config import CTCSettings, CustomLossSettings, LossSettings
 from arcuate.losses.rnnt import Lengths, chunked_rnnt_loss
-from arcuate.models.interfaces import Flow, Joint, Outputs, Reconstruction
+from arcuate.models.interfaces import Flow, Joint, Outputs
 
-LOSS_NAMES = (
-    "ctc",
-    "rnnt",
-    "intermediate",
-    "consistency",
-    "alignment",
-    "distillation",
-    "mode",
-    "denoise",
-    "reconstruction",
-    "custom",
-)
+LOSS_NAMES = ("ctc", "rnnt", "intermediate", "mode", "denoise", "custom")
 TOKEN_LOSSES = ("ctc", "rnnt")  # losses of the final token predictions
 
 
@@ -59,82 +47,15 @@ def compute_losses(
             mean_frames = float(lengths.n_frames.float().mean())
         reduction = settings.rnnt.reduction
         losses["rnnt"] = _transducer_loss(outputs, outputs.joint, tokens, n_tokens, reduction, lengths, mean_frames)
-    if settings.intermediate.weight > 0 and outputs.intermediate:
+    if outputs.intermediate:
         losses["intermediate"] = torch.stack([ctc(inner) for inner in outputs.intermediate.values()]).mean(0)
-    if settings.alignment.weight > 0:
-        aligned = alignment_loss(outputs.log_probs["ctc"], outputs.n_frames, tokens, n_tokens)
-        losses["alignment"] = _reduce(aligned, n_tokens, settings.ctc)
-    if settings.distillation.weight > 0 and outputs.teacher is not None:
-        distance = distillation_loss(outputs.log_probs["ctc"], outputs.teacher, outputs.n_frames, settings.distillation)
-        losses["distillation"] = _reduce(distance, n_tokens, settings.ctc)
     if settings.mode.weight > 0 and outputs.mode is not None and modes is not None:
         losses["mode"] = mode_loss(outputs.mode, modes)
     if settings.denoise.weight > 0 and outputs.flow is not None:
         losses["denoise"] = flow_loss(outputs.flow, outputs.n_frames)
-    if settings.reconstruction.weight > 0 and outputs.reconstruction is not None:
-        losses["reconstruction"] = reconstruction_loss(outputs.reconstruction, outputs.n_frames)
     if settings.has_custom and settings.custom is not None:
         losses["custom"] = _custom_loss(outputs, tokens, n_tokens, settings.custom)
     return losses
-
-
-def compute_view_losses(
-    views: Sequence[Outputs],
-    tokens: Tensor,
-    n_tokens: Tensor,
-    settings: LossSettings,
-    modes: Tensor | None = None,
-    token_lengths: Sequence[int] | None = None,
-    mean_frames: float | None = None,
-) -> dict[str, Tensor]:
-    """Losses of augmented views of the same trials: means over the views, and the consistency of two views."""
-    by_view = [compute_losses(view, tokens, n_tokens, settings, modes, token_lengths, mean_frames) for view in views]
-    if len(views) == 1:
-        return by_view[0]
-    losses = {name: torch.stack([losses[name] for losses in by_view]).mean(0) for name in by_view[0]}
-    first, second = views
-    losses["consistency"] = consistency_loss(
-        first.log_probs["ctc"], second.log_probs["ctc"], first.n_frames, n_tokens, settings.ctc
-    )
-    return losses
-
-
-def consistency_loss(
-    first: Tensor,  # (B, F, V) log-probabilities of one view
-    second: Tensor,  # (B, F, V) of the other
-    n_frames: Tensor,  # (B,)
-    n_tokens: Tensor,  # (B,)
-    settings: CTCSettings,
-) -> Tensor:
-    """CR-CTC (Yao et al. 2024): mean of both Kullback-Leibler divergences between two views, summed over frames. (B,)
-
-    No gradient flows into the distribution that a view is compared with; otherwise both views could lower the loss by
-    becoming less certain.
-    """
-    first, second = first.float(), second.float()
-    divergence = sum(
-        F.kl_div(own, other.detach(), reduction="none", log_target=True).sum(-1)
-        for own, other in ((first, second), (second, first))
-    )
-    valid = torch.arange(first.shape[1], device=n_frames.device) < n_frames[:, None]
-    losses = 0.5 * torch.where(valid, divergence, 0.0).sum(-1)
-    return _reduce(losses, n_tokens, settings)
-
-
-def distillation_loss(log_probs: Tensor, teacher: Tensor, n_frames: Tensor, settings: DistillationSettings) -> Tensor:
-    """Kullback-Leibler divergence from the teacher (Hinton et al. 2015), summed over frames. 2 x (B, F, V) -> (B,)
-
-    Frame t + delay is compared with frame t of the teacher; the factor T² keeps the size of the gradients at
-    temperature T.
-    """
-    delay, temperature = settings.delay, settings.temperature
-    own = log_probs[:, delay:].float()
-    target = teacher[:, : own.shape[1]].float()
-    if temperature != 1:
-        own, target = ((part / temperature).log_softmax(-1) for part in (own, target))
-    divergence = F.kl_div(own, target, reduction="none", log_target=True).sum(-1)
-    valid = torch.arange(own.shape[1], device=n_frames.device) < (n_frames - delay)[:, None]
-    return temperature**2 * torch.where(valid, divergence, 0.0).sum(-1)
 
 
 def _custom_loss(outputs: Outputs, tokens: Tensor, n_tokens: Tensor, settings: CustomLossSettings) -> Tensor:
@@ -184,14 +105,6 @@ def flow_loss(flow: Flow, n_frames: Tensor) -> Tensor:
     return error / scale.clamp(min=1e-12)
 
 
-def reconstruction_loss(parts: Reconstruction, n_frames: Tensor) -> Tensor:
-    """Squared error in the masked share of every patch, relative to predicting 0, the mean; 0 without masks. (B,)"""
-    valid = torch.arange(parts.masked.shape[1], device=n_frames.device) < n_frames[:, None]
-    squares = [part.float().square().mean(-1) for part in (parts.predicted - parts.target, parts.target)]
-    error, scale = (torch.where(valid, square * parts.masked, 0.0).sum(-1) for square in squares)
-    return error / scale.clamp(min=1e-6)
-
-
 def ctc_loss(
     log_probs: Tensor,  # (B, F, V)
     n_frames: Tensor,  # (B,)
@@ -213,9 +126,4 @@ def ctc_loss(
         reduction="none",
         zero_infinity=settings.zero_infinity,
     )
-    return _reduce(losses, n_tokens, settings)
-
-
-def _reduce(losses: Tensor, n_tokens: Tensor, settings: CTCSettings) -> Tensor:
-    """Sums over the frames of a trial in the reduction of the CTC loss. (B,)"""
     return losses / n_tokens.clamp(min=1) if settings.reduction == "mean_per_token" else losses

@@ -1,6 +1,6 @@
 """Settings of the losses. The classes need no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -38,56 +38,13 @@ class IntermediateSettings(Settings):
     """
 
     layers: tuple[_Layer, ...] = Field((), description="Encoder layers with a loss (1 = the first); empty disables it.")
-    weight: LossWeight = Field(0.3, description="Weight of their mean in the total loss; 0 disables it.")
+    weight: ClassVar[float] = 0.3  # of their mean in the total loss
 
     @model_validator(mode="after")
     def _layers_distinct(self) -> "IntermediateSettings":
         if len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers {list(self.layers)} contains a layer twice; list each layer once")
         return self
-
-    @property
-    def active_layers(self) -> tuple[int, ...]:
-        """The layers if their loss has a weight above 0."""
-        return self.layers if self.weight > 0 else ()
-
-
-class ConsistencySettings(Settings):
-    """CR-CTC (Yao et al. 2024): consistency between the frame posteriors of two augmented views of every trial.
-
-    The CTC and other losses are means over both views, so a step costs about twice as much. The reduction is that of
-    `loss.ctc`. Used in training only; the authors increase time masking with it (`augment.time_masks`).
-    """
-
-    weight: LossWeight = Field(0.0, description="Weight in the total loss; 0 disables the second view.")
-
-    @property
-    def n_views(self) -> int:
-        """Number of augmented views of a trial in a training step."""
-        return 2 if self.weight > 0 else 1
-
-
-class AlignmentSettings(Settings):
-    """Cross-entropy on the model's own Viterbi CTC alignment; intended for fine-tuning a trained CTC model.
-
-    The alignment is recomputed at every step; the reduction is that of `loss.ctc`. To enable it in one stage only, set
-    `stages.losses.alignment`.
-    """
-
-    weight: LossWeight = Field(0.0, description="Weight in the total loss; 0 disables it.")
-
-
-class DistillationSettings(Settings):
-    """Divergence of the frame posteriors from those of a trained model on the same trials without augmentation."""
-
-    teacher: str | None = Field(
-        None, min_length=1, description="Run folder of the teacher, RUN or RUN@last; null = no distillation."
-    )
-    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
-    temperature: float = Field(1.0, ge=0.1, le=100.0, description="Softmax temperature of both posteriors.")
-    delay: int = Field(
-        0, ge=0, le=1000, description="Number of frames by which this model may lag behind a bidirectional teacher."
-    )
 
 
 class ModeLossSettings(Settings):
@@ -102,12 +59,6 @@ class DenoiseSettings(Settings):
     weight: LossWeight = Field(0.05, description="Weight in the total loss; 0 disables it.")
 
 
-class ReconstructionLossSettings(Settings):
-    """Squared error of the predicted masked bins, relative to predicting their mean; needs `reconstruction.enabled`."""
-
-    weight: LossWeight = Field(1.0, description="Weight in the total loss; 0 disables it.")
-
-
 class CustomLossSettings(PluginSettings):
     """Base class for the settings of a user-defined loss."""
 
@@ -120,12 +71,8 @@ class LossSettings(Settings):
     ctc: CTCSettings = CTCSettings()
     rnnt: RNNTSettings = RNNTSettings()
     intermediate: IntermediateSettings = IntermediateSettings()
-    consistency: ConsistencySettings = ConsistencySettings()
-    alignment: AlignmentSettings = AlignmentSettings()
-    distillation: DistillationSettings = DistillationSettings()
     mode: ModeLossSettings = ModeLossSettings()
     denoise: DenoiseSettings = DenoiseSettings()
-    reconstruction: ReconstructionLossSettings = ReconstructionLossSettings()
     custom: Annotated[SerializeAsAny[CustomLossSettings], plugin_validator("losses")] | None = Field(
         None, description="User-defined loss; null = none."
     )

@@ -3,7 +3,7 @@
 Everything between stored bins and log-probabilities is set here. The classes need no torch.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
@@ -71,38 +71,16 @@ class SessionLayerSettings(Settings):
     """One affine map per recording session, initialised to the identity."""
 
     enabled: bool = Field(True, description="Use one map per session; false = only activation, layer norm and dropout.")
-    rank: int | None = Field(
-        None,
-        ge=1,
-        le=65536,
-        description="Rank of each map's difference from a map shared by all sessions; null = independent maps.",
-    )
-    from_previous: bool = Field(
-        False, description="With `rank`: each map differs from that of the previous session, not from a shared map."
-    )
     activation: Literal["softsign", "none"] = Field("softsign", description="Activation after the map.")
     layer_norm: bool = Field(False, description="Layer normalisation across channels after the activation.")
     dropout: Probability = Field(0.0, description="Dropout on the output of the layer.")
-
-    @model_validator(mode="after")
-    def _has_a_rank(self) -> "SessionLayerSettings":
-        if self.from_previous and self.rank is None:
-            raise ValueError("from_previous needs a rank; set rank, or from_previous to false")
-        return self
-
-
-class ChannelGateSettings(Settings):
-    """Squeeze-and-excitation gate: scales every channel by a function of the channel means over time."""
-
-    enabled: bool = Field(False, description="Enable the channel gate.")
-    ratio: int = Field(16, ge=1, le=1024, description="Reduction ratio: channels per hidden unit.")
 
 
 class ConvStemSettings(Settings):
     """Depthwise convolution over bins with a residual connection, before patches are extracted."""
 
     enabled: bool = Field(False, description="Enable the convolution.")
-    conv_kernel: int = Field(7, ge=2, le=101, description="Kernel length in bins.")
+    conv_kernel: ClassVar[int] = 7  # bins
 
 
 class FrontEndSettings(Settings):
@@ -113,15 +91,9 @@ class FrontEndSettings(Settings):
         description="Z-score by the statistics of the block, or of all bins so far (rolling); none = no z-score.",
     )
     log1p: bool = Field(False, description="log(1 + x) before normalisation, intended for raw non-negative features.")
-    rolling_bins: int = Field(
-        1500,
-        ge=50,
-        le=100_000,
-        description="Maximum weight, in bins, of the bins before the trial in rolling statistics (1500 = 30 s).",
-    )
+    rolling_bins: ClassVar[int] = 1500  # maximum weight of the bins before the trial in rolling statistics: 30 s
     smoothing: SmoothingSettings = SmoothingSettings()
     session_layer: SessionLayerSettings = SessionLayerSettings()
-    channel_gate: ChannelGateSettings = ChannelGateSettings()
     stem: ConvStemSettings = ConvStemSettings()
     custom: Annotated[SerializeAsAny[PluginSettings], plugin_validator("front_end_steps")] | None = Field(
         None, description="User-defined transform of single bins, after the session layer; null = none."
@@ -136,7 +108,7 @@ class FrontEndSettings(Settings):
 
 def full_session_layers(settings: FrontEndSettings) -> FrontEndSettings:
     """The same settings with one full map per session, as adaptation and calibration train it."""
-    layer = settings.session_layer.model_copy(update={"enabled": True, "rank": None, "from_previous": False})
+    layer = settings.session_layer.model_copy(update={"enabled": True})
     return settings.model_copy(update={"session_layer": layer})
 
 
@@ -163,7 +135,7 @@ class SSMSettings(Settings):
     depth: int = Field(8, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(8, ge=1, le=1024, description="Number of SSM heads, each with its own decay; divides width.")
     state_dim: int = Field(64, ge=1, le=1024, description="State size per channel.")
-    conv_kernel: int = Field(4, ge=2, le=32, description="Kernel length in frames of the convolution before the scan.")
+    conv_kernel: ClassVar[int] = 4  # frames, of the convolution before the scan
     dropout: Probability = Field(0.1, description="Dropout on the embedded patches and on each block's output.")
     bidirectional: bool = Field(False, description="Half of the heads run backwards; such a model cannot stream.")
 
@@ -195,11 +167,11 @@ class TransformerSettings(Settings):
     width: int = Field(384, ge=1, le=8192, description="Model dimension.")
     depth: int = Field(5, ge=1, le=64, description="Number of blocks.")
     n_heads: int = Field(6, ge=1, le=1024, description="Number of attention heads; divides width.")
-    ffn_expansion: int = Field(4, ge=1, le=64, description="Ratio of feed-forward hidden width to width.")
+    ffn_expansion: ClassVar[int] = 4  # feed-forward hidden width / width
     context: int = Field(
         125, ge=1, le=10_000, description="Number of frames that a layer attends to, including the current one."
     )
-    n_buckets: int = Field(32, ge=2, le=1024, description="Number of relative-position buckets.")
+    n_buckets: ClassVar[int] = 32  # of relative positions
     input_dropout: Probability = Field(0.2, description="Dropout on embedded patches.")
     attention_dropout: Probability = Field(0.35, description="Dropout on attention weights.")
     dropout: Probability = Field(0.35, description="Dropout on the outputs of attention and feed-forward layers.")
@@ -212,11 +184,9 @@ class TransformerSettings(Settings):
         return not self.bidirectional
 
     @model_validator(mode="after")
-    def _sizes_divide(self) -> "TransformerSettings":
+    def _heads_divide_width(self) -> "TransformerSettings":
         if self.width % self.n_heads:
             raise ValueError(f"width {self.width} must be a multiple of n_heads {self.n_heads}")
-        if self.bidirectional and self.n_buckets % 2:
-            raise ValueError(f"a bidirectional encoder needs an even n_buckets, not {self.n_buckets}")
         return self
 
 
@@ -264,9 +234,9 @@ class TransducerSettings(Settings):
 
     enabled: bool = Field(False, description="Enable the transducer head.")
     predictor: Literal["stateless", "lstm"] = Field(
-        "stateless", description="Prediction network: over the last `context` tokens, or an LSTM over all of them."
+        "stateless", description="Prediction network: over the last two tokens, or an LSTM over all of them."
     )
-    context: int = Field(2, ge=1, le=8, description="Context of the stateless predictor, in tokens.")
+    context: ClassVar[int] = 2  # tokens, of the stateless predictor
     width: int = Field(512, ge=1, le=8192, description="Width of prediction network and joiner.")
     depth: int = Field(1, ge=1, le=16, description="Number of layers of the LSTM predictor.")
     dropout: Probability = Field(0.1, description="Dropout on token embeddings.")
@@ -276,13 +246,9 @@ class SpeakingModeSettings(Settings):
     """Classification of a trial as vocalised or silent from its bins, with mode-dependent channel gains (FiLM)."""
 
     enabled: bool = Field(False, description="Enable the classification of the speaking mode.")
-    lags: int = Field(5, ge=1, le=64, description="Number of autocorrelation lags in frames, lag 0 included.")
-    prior_frames: int = Field(
-        25, ge=1, le=10_000, description="Weight of the prior (the average training trial), in frames."
-    )
-    film: bool = Field(True, description="Scale and shift channels by the mode (FiLM); false = only report it.")
+    lags: ClassVar[int] = 5  # autocorrelation lags in frames, lag 0 included
+    prior_frames: ClassVar[int] = 25  # weight of the prior, the average training trial
     labels: Literal["use", "ignore"] = Field("use", description="Use mode labels of the data, or infer all modes.")
-    infer_per: Literal["block", "trial"] = Field("block", description="Unit for which one mode is inferred.")
 
 
 class DenoiserSettings(Settings):
@@ -290,14 +256,8 @@ class DenoiserSettings(Settings):
 
     enabled: bool = Field(False, description="Enable the denoiser.")
     width: int = Field(64, ge=1, le=8192, description="Width of the hidden layer.")
-    conv_kernel: int = Field(5, ge=2, le=101, description="Kernel length in frames of the hidden convolution.")
+    conv_kernel: ClassVar[int] = 5  # frames, of the hidden convolution
     steps: int = Field(2, ge=1, le=64, description="Number of Euler steps along the flow.")
-
-
-class ReconstructionSettings(Settings):
-    """Output head that predicts masked bins in pretraining without labels; it does not affect the other outputs."""
-
-    enabled: bool = Field(False, description="Enable the head; runs that fine-tune the model (--from) do not need it.")
 
 
 class ModelSettings(Settings):
@@ -308,7 +268,6 @@ class ModelSettings(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
-    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 baseline uses xavier."
     )

@@ -1,6 +1,6 @@
 """Front end: from stored bins to the bins that patches are extracted from.
 
-Normalisation, Gaussian smoothing, session layer, and optionally a channel gate and a convolutional stem. Complete
+Normalisation, Gaussian smoothing, session layer, and optionally a convolutional stem. Complete
 trials go through `normalise` and `FrontEnd.forward`; streams through `start`, `normalise`, `step` and `take_patches`,
 with an immutable state passed in and returned.
 """
@@ -18,7 +18,6 @@ from arcuate.config import component_class
 from arcuate.data.batching import BatchStatistics
 from arcuate.errors import UserError
 from arcuate.models.config import (
-    ChannelGateSettings,
     ConvStemSettings,
     FrontEndSettings,
     SessionLayerSettings,
@@ -40,15 +39,6 @@ class _RunningSums:
 
 
 @dataclass(frozen=True)
-class _StemState:
-    """Streaming state of the stem."""
-
-    total: Tensor  # (B, 1, C) sum of the bins so far
-    n_bins: int
-    recent: Tensor  # (B, kernel - 1, C) last inputs of the convolution
-
-
-@dataclass(frozen=True)
 class FrontEndState:
     """Streaming state of the front end."""
 
@@ -58,7 +48,7 @@ class FrontEndState:
     n_bins: int  # received so far
     normalised: Tensor  # (1, <taps, C) bins still needed for smoothing
     ready: Tensor  # (1, n, C) bins still needed for the next patch
-    stem: _StemState | None
+    stem: Tensor | None  # (1, kernel - 1, C) last inputs of the stem
 
 
 class FrontEnd(nn.Module):
@@ -74,8 +64,8 @@ class FrontEnd(nn.Module):
         if settings.custom is not None:
             self.custom = component_class("front_end_steps", settings.custom.kind)(settings.custom, n_channels)
         self.stem: _Stem | None = None
-        if settings.channel_gate.enabled or settings.stem.enabled:
-            self.stem = _Stem(settings.channel_gate, settings.stem, n_channels, causal)
+        if settings.stem.enabled:
+            self.stem = _Stem(settings.stem, n_channels, causal)
 
     def forward(self, bins: Tensor, n_bins: Tensor, session: Tensor) -> Tensor:
         """Normalised bins to the bins that patches are extracted from. (B, T, C) -> (B, max(T, patch) / dilation, C)
@@ -232,20 +222,16 @@ def _band_matrix(weights: tuple[float, ...], dtype: torch.dtype, device: torch.d
 
 
 class _Stem(nn.Module):
-    """Optional channel gate and depthwise convolution with a residual, between session layer and patches."""
+    """Depthwise convolution over bins with a residual, between session layer and patches."""
 
-    def __init__(self, gate: ChannelGateSettings, conv: ConvStemSettings, n_channels: int, causal: bool) -> None:
+    def __init__(self, settings: ConvStemSettings, n_channels: int, causal: bool) -> None:
         super().__init__()
-        self.n_channels, self.causal = n_channels, causal
-        self.kernel_size = conv.conv_kernel if conv.enabled else 1
-        self.gate = _ChannelGate(n_channels, gate.ratio) if gate.enabled else None
-        self.weight = self.bias = None
-        if conv.enabled:
-            self.weight = nn.Parameter(torch.empty(conv.conv_kernel, n_channels))
-            self.bias = nn.Parameter(torch.zeros(n_channels))
-            if not self.weight.is_meta:
-                bound = 1 / math.sqrt(conv.conv_kernel)
-                nn.init.uniform_(self.weight, -bound, bound)
+        self.n_channels, self.causal, self.kernel_size = n_channels, causal, settings.conv_kernel
+        self.weight = nn.Parameter(torch.empty(self.kernel_size, n_channels))
+        self.bias = nn.Parameter(torch.zeros(n_channels))
+        if not self.weight.is_meta:
+            bound = 1 / math.sqrt(self.kernel_size)
+            nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, bins: Tensor, n_bins: Tensor, every: int) -> Tensor:
         """Complete padded trials; only every `every`-th bin is computed. (B, T, C) -> (B, T / every, C)"""
@@ -253,92 +239,45 @@ class _Stem(nn.Module):
             return self.step(bins, self.start(bins), every)[0]
         is_padding = torch.arange(bins.shape[1], device=bins.device) >= n_bins[:, None]
         bins = bins.masked_fill(is_padding[..., None], 0.0)
-        if self.gate is not None:
-            bins = self.gate(bins, bins.sum(1, keepdim=True) / n_bins[:, None, None])
         left = (self.kernel_size - 1) // 2
         return self._convolve(F.pad(bins, (0, 0, left, self.kernel_size - 1 - left)), bins, every)
 
-    def start(self, like: Tensor) -> _StemState:
-        """State before the first bin; `like` (B, …) gives batch size, device and dtype."""
-        zeros = like.new_zeros(len(like), self.kernel_size - 1, self.n_channels)
-        return _StemState(like.new_zeros(len(like), 1, self.n_channels), 0, zeros)
+    def start(self, like: Tensor) -> Tensor:
+        """State before the first bin, the last inputs of the convolution (B, kernel - 1, C); `like` is (B, …)."""
+        return like.new_zeros(len(like), self.kernel_size - 1, self.n_channels)
 
-    def step(self, bins: Tensor, state: _StemState, every: int = 1) -> tuple[Tensor, _StemState]:
-        """Next bins of a causal stream: the gate uses the running mean, the convolution past bins only.
+    def step(self, bins: Tensor, recent: Tensor, every: int = 1) -> tuple[Tensor, Tensor]:
+        """Next bins of a causal stream, convolved with past bins only, and the state after them.
 
         Of the result only every `every`-th bin is computed, starting with the first.
         """
-        total, n_bins = state.total, state.n_bins + bins.shape[1]
-        if self.gate is not None and bins.shape[1]:
-            sums = bins.cumsum(1) + total
-            counts = torch.arange(state.n_bins + 1, n_bins + 1, device=bins.device)[:, None]
-            bins, total = self.gate(bins, sums / counts), sums[:, -1:]
-        inputs = torch.cat([state.recent, bins], dim=1)
-        recent = inputs[:, inputs.shape[1] - self.kernel_size + 1 :]
-        return self._convolve(inputs, bins, every), _StemState(total, n_bins, recent)
+        inputs = torch.cat([recent, bins], dim=1)
+        return self._convolve(inputs, bins, every), inputs[:, inputs.shape[1] - self.kernel_size + 1 :]
 
     def _convolve(self, inputs: Tensor, bins: Tensor, every: int) -> Tensor:
         bins = bins[:, ::every]
-        if self.weight is None or self.bias is None or not bins.shape[1]:
+        if not bins.shape[1]:
             return bins
         return bins + F.relu(depthwise_conv(inputs, self.weight, self.bias, every))
-
-
-class _ChannelGate(nn.Module):
-    """Squeeze-and-excitation (Hu et al. 2018): channel gains in (0, 2) from the channel means over time.
-
-    gains = 2 sigmoid(W2 relu(W1 mean)), with W2 initialised to zero so that every gain starts at 1.
-    """
-
-    def __init__(self, n_channels: int, ratio: int) -> None:
-        super().__init__()
-        self.squeeze = nn.Linear(n_channels, max(n_channels // ratio, 1))
-        self.excite = nn.Linear(max(n_channels // ratio, 1), n_channels)
-        if not self.excite.weight.is_meta:
-            nn.init.zeros_(self.excite.weight)
-            nn.init.zeros_(self.excite.bias)
-
-    def forward(self, bins: Tensor, mean: Tensor) -> Tensor:
-        return bins * (2 * torch.sigmoid(self.excite(F.relu(self.squeeze(mean)))))
 
 
 class SessionLayer(nn.Module):
     """One affine map x W_s + b_s per session, because electrodes and tuning change between days.
 
     Activation, optional layer norm and dropout follow. Each session has its own parameters, so that an optimizer does
-    not touch sessions absent from the batch. With a rank, W_s = W + L_s R_s, and W is shared by all sessions; with
-    `from_previous`, W_s = W_(s-1) + L_s R_s, so that neighbouring sessions share all earlier changes.
+    not touch sessions absent from the batch.
     """
 
     def __init__(self, settings: SessionLayerSettings, n_channels: int, n_sessions: int) -> None:
         super().__init__()
         self.settings = settings
         n_maps = n_sessions if settings.enabled else 0
-        n_full = n_maps if settings.rank is None else 0
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_full))
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(n_channels, n_channels)) for _ in range(n_maps))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(n_channels)) for _ in range(n_maps))
         for weight in self.weights:
             if not weight.is_meta:
                 nn.init.eye_(weight)
-        self.shared: nn.Parameter | None = None
-        if settings.rank is not None and n_maps:
-            rank = min(settings.rank, n_channels)
-            self.shared = nn.Parameter(torch.eye(n_channels))
-            self.left = nn.ParameterList(nn.Parameter(torch.zeros(n_channels, rank)) for _ in range(n_maps))
-            self.right = nn.ParameterList(
-                nn.Parameter(torch.randn(rank, n_channels) / math.sqrt(n_channels)) for _ in range(n_maps)
-            )
         self.layer_norm = nn.LayerNorm(n_channels) if settings.layer_norm else None
-
-    def maps(self, n: int | None = None) -> list[Tensor]:
-        """Weights of the first `n` sessions, by default of all. n x (C, C)"""
-        if self.shared is None:
-            return list(self.weights)[:n]
-        maps: list[Tensor] = []
-        for left, right in zip(list(self.left)[:n], list(self.right)[:n], strict=True):
-            start = maps[-1] if maps and self.settings.from_previous else self.shared
-            maps.append(torch.addmm(start, left, right))
-        return maps
 
     def forward(self, bins: Tensor, session: Tensor) -> Tensor:
         """(B, T, C), (B,) -> (B, T, C); `session` is best on the CPU, because the host chooses the maps."""
@@ -352,8 +291,7 @@ class SessionLayer(nn.Module):
                     f" {n_maps} sessions, numbered from 0"
                 )
             map_of_trial = [present.index(s) for s in indices]
-            maps = self.maps(present[-1] + 1)
-            weights, biases = [maps[s] for s in present], [self.biases[s] for s in present]
+            weights, biases = [self.weights[s] for s in present], [self.biases[s] for s in present]
             bins = _SessionMaps.apply(bins, map_of_trial, softsign, *weights, *biases)
         elif softsign:
             bins = F.softsign(bins)

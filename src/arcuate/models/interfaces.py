@@ -1,6 +1,6 @@
 """Types that connect the model to its encoders, to the losses and to the searches."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -79,7 +79,7 @@ class ModelInputs:
     clean: Tensor | None = None  # (B, T, C) the same bins before augmentation, input of the speaking mode
     layers: tuple[int, ...] = ()  # encoder layers (1 = the first) with an intermediate CTC loss
     lengths: tuple[int, ...] | None = None  # `n_bins` on the host; if None, some losses and encoders read it back
-    without_gradient: tuple[str, ...] = ()  # outputs (frames, ctc, mode, …) that no loss uses
+    without_gradient: tuple[str, ...] = ()  # outputs (frames, log_probs.ctc, mode) that no loss uses
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,6 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """Prediction of the smoothed bins in the patch of every frame, their values, and the share that was masked."""
-
-    predicted: Tensor  # (B, F, C)
-    target: Tensor  # (B, F, C)
-    masked: Tensor  # (B, F)
-
-
-@dataclass(frozen=True)
 class Outputs:
     """Outputs of the model for one batch: all that losses and searches use."""
 
@@ -126,5 +117,23 @@ class Outputs:
     flow: Flow | None = None  # velocities of the denoiser, in training
     intermediate: dict[int, Tensor] = field(default_factory=dict)  # CTC log-probabilities of inner layers
     lengths: tuple[int, ...] | None = None  # `n_frames` on the host, if known
-    reconstruction: Reconstruction | None = None  # of masked bins, in pretraining
-    teacher: Tensor | None = None  # (B, F, V) CTC log-probabilities of a teacher, in training
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> "Outputs":
+        """The outputs with every tensor replaced by change(name, tensor)."""
+
+        def changed(name: str, value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(name, value)
+            if isinstance(value, dict):
+                return {key: changed(f"{name}.{key}", part) for key, part in value.items()}
+            if isinstance(value, (Joint, Flow)):
+                return type(value)(**{key: change(f"{name}.{key}", part) for key, part in vars(value).items()})
+            return value
+
+        return Outputs(**{name: changed(name, value) for name, value in vars(self).items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name: frames, n_frames, log_probs.ctc, joint.weight, mode, flow.target, intermediate.2, …"""
+        found: dict[str, Tensor] = {}
+        self.map(found.setdefault)
+        return found

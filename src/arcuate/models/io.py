@@ -25,39 +25,6 @@ _MAX_CONFIG_BYTES = 4_000_000
 _MAX_STATE_BYTES = 2**28
 _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
 
-# Names of tensors in files of earlier versions, and their names now.
-_RENAMED_TENSORS = tuple(
-    (re.compile(old), new)
-    for old, new in (
-        (r"(encoder\.blocks\.\d+)\.ahead\.", r"\1.mixer."),
-        (r"(encoder\.blocks\.\d+)\.back\.", r"\1.reverse_mixer."),
-        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.project\.", r"\1.in_proj."),
-        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.step_bias$", r"\1.dt_bias"),
-        (r"(encoder\.blocks\.\d+\.(?:reverse_)?mixer)\.log_rate$", r"\1.a_log"),
-        (r"(encoder\.blocks\.\d+)\.attention\.project\.", r"\1.attention.qkv."),
-        (r"(encoder\.blocks\.\d+)\.frame_norm\.", r"\1.ffn_norm."),
-        (r"(encoder\.blocks\.\d+)\.inner\.", r"\1.ffn_in."),
-        (r"(encoder\.blocks\.\d+)\.outer\.", r"\1.ffn_out."),
-        (r"encoder\.distances\.", "encoder.position_bias."),
-        (r"transducer\.from_frames\.", "transducer.encoder_proj."),
-        (r"transducer\.from_tokens\.", "transducer.predictor_proj."),
-        (r"transducer\.predictor\.mix\.", "transducer.predictor.linear."),
-        (r"mode\.centre$", "mode.evidence_mean"),
-        (r"mode\.spread$", "mode.evidence_sd"),
-        (r"mode\.answer\.", "mode.classifier."),
-        (r"denoiser\.here\.", "denoiser.input."),
-        (r"denoiser\.mix$", "denoiser.conv_weight"),
-        (r"denoiser\.mix_bias$", "denoiser.conv_bias"),
-    )
-)
-
-
-def current_tensor_name(name: str) -> str:
-    """The present name of a tensor stored by any version, with or without a prefix such as `ema.`."""
-    for old, new in _RENAMED_TENSORS:
-        name = old.sub(new, name)
-    return name
-
 
 def save_model(folder: Path, model: Model) -> None:
     """Write both files, each by an atomic rename."""
@@ -80,9 +47,9 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file with names of any version; raises `SafetensorError`, `OSError` or `RuntimeError`."""
+    """Read a safetensors file; raises `SafetensorError`, `OSError` or `RuntimeError`."""
     check_regular(path)
-    return {current_tensor_name(name): tensor for name, tensor in load_file(path).items()}
+    return load_file(path)
 
 
 def check_path_text(path: Path) -> None:
@@ -130,7 +97,7 @@ def checksum(path: Path) -> str:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    """Read `model.json`, with settings of earlier versions translated."""
+    """Read and validate `model.json`."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{folder}: {CONFIG_FILE} is missing; pass the folder of a run, checkpoint or imported model")
@@ -151,14 +118,14 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
         raise UserError(f"{path} is missing; copy it beside {CONFIG_FILE}, or import the model again")
     try:
         with safe_open(path, framework="pt") as file:
-            stored = {current_tensor_name(name): name for name in file.keys()}  # noqa: SIM118
-            if wrong := sorted(stored.keys() ^ shapes.keys()):
+            stored = set(file.keys())
+            if wrong := sorted(stored ^ shapes.keys()):
                 raise UserError(
                     f"{path} does not match {CONFIG_FILE} ({wrong[0]} is"
                     f" {'unexpected' if wrong[0] in stored else 'missing'}); import or train the model again"
                 )
             for name, shape in shapes.items():
-                tensor = file.get_slice(stored[name])
+                tensor = file.get_slice(name)
                 dtype, found = tensor.get_dtype(), tuple(tensor.get_shape())
                 if found != shape or dtype not in _FLOAT_DTYPES:
                     raise UserError(
@@ -166,7 +133,7 @@ def _load_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, T
                         " train the model again"
                     )
             # Copies: tensors in a mapped file start at any multiple of 4 bytes, and BLAS rounding depends on alignment.
-            weights = {name: file.get_tensor(stored[name]).to(torch.float32, copy=True) for name in shapes}
+            weights = {name: file.get_tensor(name).to(torch.float32, copy=True) for name in shapes}
     except (SafetensorError, OSError, RuntimeError) as error:  # torch raises RuntimeError when it cannot map a file
         check_resources(error, path)
         raise UserError(f"{path} cannot be read ({error}); restore the file") from error

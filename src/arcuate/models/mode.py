@@ -44,8 +44,8 @@ class SpeakingMode(nn.Module):
         self.register_buffer("evidence_mean", torch.zeros(n))
         self.register_buffer("evidence_sd", torch.ones(n))
         self.classifier = nn.Linear(n, len(MODES))
-        self.gain = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.film else None
-        self.shift = nn.Parameter(torch.zeros(len(MODES), n_channels)) if settings.film else None
+        self.gain = nn.Parameter(torch.zeros(len(MODES), n_channels))
+        self.shift = nn.Parameter(torch.zeros(len(MODES), n_channels))
         if not self.classifier.weight.is_meta:
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
@@ -108,8 +108,6 @@ class SpeakingMode(nn.Module):
 
         The posterior is detached, so that only the mode loss trains the classifier.
         """
-        if self.gain is None or self.shift is None:
-            return bins
         posterior = logits.detach().softmax(-1).to(bins.dtype)  # (B, T, 2)
         return bins * (1 + posterior @ self.gain) + posterior @ self.shift
 

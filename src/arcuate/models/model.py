@@ -25,9 +25,9 @@ from arcuate.models.config import (
     full_session_layers,
 )
 from arcuate.models.denoiser import Denoiser, DenoiserState
-from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise, smooth
+from arcuate.models.front_end import FrontEnd, FrontEndState, SessionLayer, normalise
 from arcuate.models.gru import GRU
-from arcuate.models.interfaces import Encoder, EncoderState, ModelInputs, Outputs, Reconstruction, require_causal
+from arcuate.models.interfaces import Encoder, EncoderState, ModelInputs, Outputs, require_causal
 from arcuate.models.mode import ModeState, SpeakingMode
 from arcuate.models.ssm import SSM
 from arcuate.models.transducer import Transducer
@@ -93,11 +93,6 @@ class Model(nn.Module):
             self.denoiser = Denoiser(settings.denoiser, self.encoder.n_outputs, causal)
         if settings.output_init == "xavier" and not self.head.weight.is_meta:
             nn.init.xavier_uniform_(self.head.weight)
-        self.reconstruction: nn.Linear | None = None
-        if (
-            settings.reconstruction.enabled
-        ):  # created last, so that it does not change the initial values of other weights
-            self.reconstruction = nn.Linear(self.encoder.n_outputs, config.n_channels)
 
     def forward(
         self,
@@ -145,22 +140,6 @@ class Model(nn.Module):
         outputs = self._apply_heads(frames, encoded.n_frames, tokens, mode)
         intermediate = {i: self._ctc_log_probs(inner) for i, inner in encoded.layers.items()}
         return replace(outputs, intermediate=intermediate, lengths=encoded.lengths)
-
-    def reconstruct(self, encoded: Encoded, inputs: ModelInputs) -> Reconstruction | None:
-        """Predicted and clean bins of every patch, if the model has the head and the inputs have clean bins."""
-        if self.reconstruction is None or inputs.clean is None:
-            return None
-        patch = self.config.settings.front_end.patch
-        valid = torch.arange(inputs.clean.shape[1], device=inputs.clean.device) < inputs.n_bins[:, None]
-        masked = (inputs.bins == 0).all(-1) & valid
-        clean = torch.where(valid[..., None], inputs.clean, 0.0)
-        padded = F.pad(clean, (0, 0, self.front_end.left, self.front_end.right))
-        parts = [smooth(padded, self.front_end.kernel), masked[..., None].to(clean.dtype)]
-        target, share = (
-            F.avg_pool1d(F.pad(part, (0, 0, 0, max(patch.bins - part.shape[1], 0))).mT, patch.bins, patch.stride).mT
-            for part in parts
-        )
-        return Reconstruction(self.reconstruction(encoded.frames), target.detach(), share[..., 0])
 
     def start(self, session: int, statistics: BatchStatistics | None = None) -> StreamState:
         """State of a stream before the first bin of a trial; `statistics` as for a batch of one."""
@@ -272,7 +251,7 @@ def make_encoder(settings: ModelSettings, n_channels: int) -> Encoder:
             return made
 
 
-_BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.", "reconstruction.")
+_BIAS_GROUP_PREFIXES = ("encoder.", "front_end.stem.", "transducer.", "mode.", "denoiser.")
 
 
 def parameter_groups(model: Model) -> dict[str, list[nn.Parameter]]:
@@ -310,9 +289,9 @@ def copy_session_layer(model: Model, like: str) -> tuple[Tensor, Tensor]:
         return torch.eye(n, device=device), torch.zeros(n, device=device)
     with torch.no_grad():
         if like == "mean":
-            return torch.stack(layer.maps()).mean(0), torch.stack(list(layer.biases)).mean(0)
+            return torch.stack(list(layer.weights)).mean(0), torch.stack(list(layer.biases)).mean(0)
         index = model.config.sessions.index(like)
-        return layer.maps(index + 1)[index].detach().clone(), layer.biases[index].detach().clone()
+        return layer.weights[index].detach().clone(), layer.biases[index].detach().clone()
 
 
 def enable_session_layers(settings: ModelSettings) -> ModelSettings:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -33,7 +33,6 @@ from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.curriculum import Count, Stage, StageProgress, stage_at
-from arcuate.training.guard import migrate_state
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
 
@@ -68,19 +67,12 @@ class Best:
         return first, second
 
 
-class AverageCounts(Settings):
-    """Number of sets of weights in each average."""
-
-    n_ema: Count
-    n_mean: Count
-
-
 class FileSizes(Settings):
     """Sizes of metrics.jsonl, incidents.jsonl and predictions.jsonl in bytes."""
 
     metrics: Count
     incidents: Count
-    predictions: Count = 0  # runs of earlier versions have no such file
+    predictions: Count
 
 
 class SavedState(Settings):
@@ -89,27 +81,22 @@ class SavedState(Settings):
     step: Count
     position: Count
     lr_scale: float = Field(ge=0.0)
-    eps: float | None = Field(None, gt=0.0)  # None: that of the recipe; checkpoints of earlier versions have none
-    plateaus: tuple[PlateauState, PlateauState]
+    eps: float | None = Field(gt=0.0)  # None: that of the recipe
+    plateau: PlateauState
     best: Best
     validations: list[tuple[Count, float]]
     interval: IntervalMetrics
     guard: dict[str, Any]
     rewind_targets: Annotated[list[Count], Field(max_length=6)]
     rewound_to: Count | None
-    averages: AverageCounts
+    n_averaged: Count  # sets of weights in the average
     mixed_precision_on: bool
-    progress: StageProgress = StageProgress()
-    stage_bests: dict[str, Best] = Field(default_factory=dict)
+    progress: StageProgress
+    stage_bests: dict[str, Best]
     scaler: dict[str, int | float]
     file_sizes: FileSizes
-    recipe_hash: str | None = None  # hash of recipe.yaml; checkpoints of earlier versions have none
+    recipe_hash: str | None  # hash of recipe.yaml
     files: dict[str, str]  # checksums of the other files
-
-    @field_validator("guard", mode="before")
-    @classmethod
-    def _migrate_guard(cls, given: Any) -> Any:
-        return migrate_state(given) if isinstance(given, dict) else given
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Settings of a training run: optimizer, weight averaging, loop, validation, trackers, and checks across them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,18 +14,16 @@ from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
     ModelSettings,
-    ReconstructionSettings,
     RuntimeSettings,
     SpeakingModeSettings,
     TransducerSettings,
 )
 from arcuate.run import Run
 from arcuate.training.curriculum import Stage, StageLosses, drop_optional_stages, fill_length, find_stage_problems
-from arcuate.training.guard_settings import GuardSettings
-from arcuate.training.schedule import Constant, HoldDecay, Plateau, Restarts, Schedule, Steps, WarmupCosine
+from arcuate.training.schedule import AnySchedule, Constant, Plateau, Schedule, Steps, WarmupCosine
 
 DESCRIPTIVE_KEYS = (  # keys of a recipe that do not affect training
-    *("name", "extends", "summary", "notes", "purpose", "target", "compare_with"),
+    *("name", "extends", "summary", "notes", "purpose", "target"),
 )
 
 _Decay = Annotated[float, Field(ge=0.0, le=10.0)]
@@ -43,47 +41,73 @@ class WeightDecay(Settings):
 
 
 class Optimizer(Settings):
-    """The optimizer; learning rates are set by `schedule` and `session_schedule`."""
+    """The optimizer; its learning rate is set by `schedule`."""
 
-    kind: Literal["adam", "adamw", "sgd"] = Field("adamw", description="Optimizer.")
-    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="Decay of the moment estimates (adam, adamw).")
+    kind: Literal["adam", "adamw"] = Field("adamw", description="Optimizer.")
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.999), description="Decay of the moment estimates.")
     eps: float = Field(
         1e-8,
         gt=0.0,
         le=10.0,
         description="Term added to the denominator; gradients far below it give updates of (lr/eps) × gradient.",
     )
-    momentum: _Beta = Field(0.0, description="Momentum (sgd).")
-    nesterov: bool = Field(False, description="Nesterov momentum (sgd with momentum).")
     weight_decay: WeightDecay = WeightDecay()
     absent_sessions: Literal["skip", "decay"] = Field(
         "skip",
         description="Session layers without a trial in the batch: `skip` leaves them unchanged ('25), `decay` updates"
         " them with a zero gradient ('24).",
     )
+    session_lr_factor: float = Field(
+        1.0, gt=0.0, le=1000.0, description="Ratio of the learning rate of the session layers to that of `schedule`."
+    )
     fused: bool = Field(True, description="Use the fused kernel for the update if the device supports it.")
-
-    @model_validator(mode="after")
-    def _matches_kind(self) -> "Optimizer":
-        if self.nesterov and (self.kind != "sgd" or self.momentum == 0):
-            raise ValueError("nesterov needs kind: sgd and a momentum above 0")
-        if self.momentum and self.kind != "sgd":
-            raise ValueError("momentum belongs to kind: sgd; adam and adamw have betas")
-        return self
 
 
 class Ema(Settings):
     """Exponential moving average of the weights; if enabled, the averaged weights are validated and saved."""
 
     decay: float = Field(0.0, ge=0.0, lt=1.0, description="Decay per step; 0 = off, 0.999 averages about 1,000 steps.")
-    warmup: bool = Field(True, description="Start with a smaller decay: min(decay, (1 + n) / (10 + n)).")
 
 
-class Swa(Settings):
-    """Stochastic weight averaging: the mean of the weights at regular steps towards the end of the run."""
+class Stuck(Settings):
+    """A loss that stays at chance level, because the updates are too large or too small to learn from.
 
-    start: Steps | None = Field(None, description="First step in the average; null = off.")
-    every: Steps = Field(100, description="Steps between averaged snapshots.")
+    Updates are too small if norm of the update / norm of the weights was below 0.003 at every measured step, or if a
+    large eps keeps the sum of all updates of the run below the norm of the weights. In the official recipes the output
+    is all blanks for the first 500 to 1,600 steps, which is normal.
+    """
+
+    patience: int = Field(2000, ge=50, le=10_000_000, description="Number of steps without a drop before a rewind.")
+
+
+class Collapse(Settings):
+    """Blanks only, or the same output for every trial, after the model had left the all-blank solution."""
+
+    action: Literal["warn", "rewind", "stop", "ignore"] = Field("warn", description="Action on a collapse.")
+
+
+class Adaptive(Settings):
+    """Reduction of the learning rate while the mean gradient norm exceeds `threshold`; off without a threshold.
+
+    `factor`, `min_lr` and `max_reductions` also apply to the reduction after too many skipped updates.
+    """
+
+    threshold: float | None = Field(
+        None, gt=0.0, le=1e9, description="Mean gradient norm above which the learning rate is reduced; null = off."
+    )
+    factor: float = Field(0.8, gt=0.0, lt=1.0, description="Factor on all learning rates at a reduction.")
+    min_lr: float = Field(0.0, ge=0.0, le=100.0, description="Lower bound of the learning rate in these reductions.")
+    max_reductions: int = Field(5, ge=1, le=1000, description="Maximum number of reductions.")
+
+
+class GuardSettings(Settings):
+    """Responses to non-finite updates, divergence, stuck training and collapse."""
+
+    enabled: bool = Field(True, description="Enable the guard.")
+    max_rewinds: int = Field(5, ge=0, le=1000, description="Number of rewinds after which training stops.")
+    stuck: Stuck = Stuck()
+    collapse: Collapse = Collapse()
+    adaptive: Adaptive = Adaptive()
 
 
 class Precision(Settings):
@@ -133,25 +157,18 @@ class Train(Settings):
 class Validate(Settings):
     """Validation during training."""
 
-    batch_size: int = Field(32, ge=1, le=4096, description="Number of trials per batch.")
+    batch_size: ClassVar[int] = 32  # trials
+    beam: ClassVar[int] = 20  # prefixes kept per frame by the prefix beam search
+    predictions: ClassVar[int] = 8  # trials whose predictions are kept per validation
     search: Literal["greedy", "beam"] = Field(
         "greedy", description="Phoneme search; `beam` is a prefix beam search, which sums over alignments."
     )
-    beam: int = Field(20, ge=1, le=100_000, description="Number of prefixes kept per frame, if `search` is beam.")
     words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
     lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon, if `words` is on.")
     lm: str = Field("default", min_length=1, description="Language model, if `words` is on.")
-    weights: str | None = Field(
-        None,
-        min_length=1,
-        description="YAML file of weights from `arcuate tune`, if `words` is on; null = the defaults.",
-    )
     head: Literal["auto", "ctc", "both"] = Field(
         "auto",
         description="Output heads for the word search; `auto` = both once the transducer has been trained, else ctc.",
-    )
-    predictions: int = Field(
-        8, ge=0, le=1000, description="Number of trials whose predictions are kept per validation; 0 = none."
     )
 
 
@@ -180,7 +197,6 @@ class Track(Settings):
 
     tensorboard: TensorBoard = TensorBoard()
     wandb: Wandb = Wandb()
-    samples: bool = Field(False, description="Also send one decoded validation trial as text.")
 
 
 class TrainingConfig(Settings):
@@ -192,17 +208,14 @@ class TrainingConfig(Settings):
     transducer: TransducerSettings = TransducerSettings()
     mode: SpeakingModeSettings = SpeakingModeSettings()
     denoiser: DenoiserSettings = DenoiserSettings()
-    reconstruction: ReconstructionSettings = ReconstructionSettings()
     output_init: Literal["default", "xavier"] = Field(
         "default", description="Initialisation of the output layer; the '25 release uses xavier."
     )
     augment: AugmentationConfig = AugmentationConfig()
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Constant(lr=1e-3)
-    session_schedule: Schedule | None = Field(None, description="Schedule of the session layers; null = `schedule`.")
+    schedule: Schedule = Constant(peak_lr=1e-3)
     ema: Ema = Ema()
-    swa: Swa = Swa()
     guard: GuardSettings = GuardSettings()
     train: Train = Train()
     stages: tuple[Stage, ...] = ()
@@ -217,9 +230,7 @@ class TrainingConfig(Settings):
     @property
     def components(self) -> tuple[str, ...]:
         """Components of the model that a stage can train."""
-        optional = [
-            name for name in ("transducer", "mode", "denoiser", "reconstruction") if getattr(self, name).enabled
-        ]
+        optional = [name for name in ("transducer", "mode", "denoiser") if getattr(self, name).enabled]
         return ("front_end", "encoder", "ctc", *optional)
 
     @model_validator(mode="before")
@@ -236,27 +247,14 @@ class TrainingConfig(Settings):
 
 def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
     """Yield a sentence for each pair of settings that are valid alone but not together."""
-    steps, swa, precision = config.train.steps, config.swa, config.train.precision
-    reconstructs = config.reconstruction.enabled and config.loss.reconstruction.weight > 0
-    if config.loss.ctc.weight == 0 and not (
-        (config.transducer.enabled and config.loss.rnnt.weight > 0) or reconstructs
-    ):
+    steps, precision = config.train.steps, config.train.precision
+    if config.loss.ctc.weight == 0 and not (config.transducer.enabled and config.loss.rnnt.weight > 0):
         yield (
             "all losses have weight 0, so nothing would be learnt; set loss.ctc.weight, or transducer.enabled with"
             " loss.rnnt.weight, above 0"
         )
-    if reconstructs and not config.augment.time_masks.n_masks:
-        yield "loss.reconstruction predicts masked bins, but there are no masks; set augment.time_masks"
-    if config.data.unlabelled and (name := _labelled_loss(config)) is not None:
-        yield f"data.unlabelled adds trials without labels, but the {name} loss needs labels; set its weight to 0"
     yield from find_stage_problems(config.stages, config.components)
-    for name in ("schedule", "session_schedule"):
-        yield from _find_long_warmups(name, getattr(config, name), steps, config.stages)
-    if swa.start is not None and swa.start > steps:
-        yield (
-            f"swa.start {swa.start} is beyond train.steps {steps}, so nothing would be averaged; lower swa.start, raise"
-            " train.steps, or set swa.start=null"
-        )
+    yield from _find_long_warmups(config.schedule, steps, config.stages)
     if precision.kind == "fp16" and config.runtime.device in ("cpu", "mps"):
         yield (
             f"train.precision.kind=fp16 needs CUDA, but runtime.device is {config.runtime.device};"
@@ -276,32 +274,20 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _labelled_loss(config: TrainingConfig) -> str | None:
-    """Return the name of a loss that needs labels and has a weight above 0; None if there is none."""
-    weights = [{name: getattr(config.loss, name).weight for name in ("ctc", "rnnt", "alignment")}]
-    if not config.transducer.enabled:
-        weights[0]["rnnt"] = 0.0
-    if config.stages:
-        weights = [dict(stage.losses) for stage in config.stages]
-    return next((n for own in weights for n in ("ctc", "rnnt", "alignment") if own[n] > 0), None)
-
-
-def _find_long_warmups(name: str, schedule: Any, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
-    """Yield a sentence for each warm-up or hold that does not fit into the run, or into a stage that restarts it.
+def _find_long_warmups(schedule: AnySchedule, steps: int, stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield a sentence for each warm-up that does not fit into the run, or into a stage that restarts it.
 
     A schedule with its own length (`decay_steps`) may be cut off anywhere.
     """
-    key, length = "warmup_steps", 0
-    if isinstance(schedule, Restarts) or (isinstance(schedule, WarmupCosine) and schedule.decay_steps is None):
-        length = schedule.warmup_steps
-    elif isinstance(schedule, HoldDecay) and schedule.decay_steps is None:
-        key, length = "hold_steps", schedule.hold_steps
+    if not isinstance(schedule, WarmupCosine) or schedule.decay_steps is not None:
+        return
+    key, length = "schedule.warmup_steps", schedule.warmup_steps
     if length > steps:
-        yield f"{name}.{key} {length} is longer than train.steps {steps}; lower {name}.{key} or raise train.steps"
+        yield f"{key} {length} is longer than train.steps {steps}; lower {key} or raise train.steps"
     for stage in stages:
         if stage.schedule == "restart" and stage.steps is not None and length > stage.steps:
             yield (
-                f"{name}.{key} {length} is longer than stage {stage.name!r} of {stage.steps} steps; lower it, lengthen"
+                f"{key} {length} is longer than stage {stage.name!r} of {stage.steps} steps; lower it, lengthen"
                 f" the stage, or set stages.{stage.name}.schedule=continue"
             )
 
@@ -318,15 +304,14 @@ def read_config(run: Run) -> TrainingConfig:
 def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
     """Yield a sentence for each valid setting that has no effect in this run, or only part of its effect."""
     steps = recipe.train.steps
-    for name in ("schedule", "session_schedule"):
-        schedule = getattr(recipe, name)
-        if isinstance(schedule, WarmupCosine) and schedule.warmup_steps > steps:  # it has a `decay_steps`
-            yield (
-                f"{name}.warmup_steps {schedule.warmup_steps} is longer than this run of {steps} steps, so the"
-                f" learning rate never reaches its peak; lower {name}.warmup_steps or raise train.steps"
-            )
-        if isinstance(schedule, Plateau) and not validates:
-            yield f"{name}.kind=plateau never reduces the learning rate, because there are no validation trials"
+    schedule = recipe.schedule
+    if isinstance(schedule, WarmupCosine) and schedule.warmup_steps > steps:  # it has a `decay_steps`
+        yield (
+            f"schedule.warmup_steps {schedule.warmup_steps} is longer than this run of {steps} steps, so the learning"
+            " rate never reaches its peak; lower schedule.warmup_steps or raise train.steps"
+        )
+    if isinstance(schedule, Plateau) and not validates:
+        yield "schedule.kind=plateau never reduces the learning rate, because there are no validation trials"
     planned = sum(stage.steps or 0 for stage in recipe.stages)
     if planned > steps:
         yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps"

@@ -10,7 +10,7 @@ from arcuate.config import Settings, parse_settings, to_tree
 from arcuate.losses.config import LossSettings
 from arcuate.training.schedule import MAX_STEPS, Steps
 
-Component = Literal["front_end", "encoder", "ctc", "transducer", "mode", "denoiser", "reconstruction"]
+Component = Literal["front_end", "encoder", "ctc", "transducer", "mode", "denoiser"]
 _Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -18,18 +18,11 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 _TRAINED_BY: dict[str, tuple[Component, ...]] = {
     "ctc": ("front_end", "encoder", "ctc", "mode", "denoiser"),
     "rnnt": ("front_end", "encoder", "transducer", "mode", "denoiser"),
-    "alignment": ("front_end", "encoder", "ctc", "mode", "denoiser"),
     "mode": ("mode",),
     "denoise": ("denoiser",),
-    "reconstruction": ("front_end", "encoder", "reconstruction", "mode"),
 }
 # Component without which a loss cannot be computed.
-_NEEDS: dict[str, Component] = {
-    "rnnt": "transducer",
-    "mode": "mode",
-    "denoise": "denoiser",
-    "reconstruction": "reconstruction",
-}
+_NEEDS: dict[str, Component] = {"rnnt": "transducer", "mode": "mode", "denoise": "denoiser"}
 
 
 class StageLosses(Settings):
@@ -37,10 +30,8 @@ class StageLosses(Settings):
 
     ctc: _Weight = Field(0.0, description="Weight of the CTC loss.")
     rnnt: _Weight = Field(0.0, description="Weight of the RNN-T loss.")
-    alignment: _Weight = Field(0.0, description="Weight of the cross-entropy on the CTC alignment.")
     mode: _Weight = Field(0.0, description="Weight of the speaking-mode loss.")
     denoise: _Weight = Field(0.0, description="Weight of the denoising loss.")
-    reconstruction: _Weight = Field(0.0, description="Weight of the reconstruction of masked bins.")
 
     @property
     def active(self) -> dict[str, float]:
@@ -78,7 +69,7 @@ class Stage(Settings):
         if not self.losses.active:
             raise ValueError(
                 f"all losses of stage {self.name!r} have weight 0, so nothing would be learnt; set losses.ctc,"
-                " losses.rnnt, losses.alignment, losses.mode, losses.denoise or losses.reconstruction above 0"
+                " losses.rnnt, losses.mode or losses.denoise above 0"
             )
         if len(set(self.train)) != len(self.train):
             raise ValueError(f"stage {self.name!r} names a component twice in train")

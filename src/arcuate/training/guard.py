@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from arcuate.training import step_size
-from arcuate.training.guard_settings import GuardSettings
+from arcuate.training.config import GuardSettings
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import MIN_STEPS, LrSearch
 from arcuate.training.step_size import EXCESSIVE_UPDATE, HIGHEST_UPDATE, LARGE_UPDATE, SMALL_UPDATE
@@ -41,6 +41,16 @@ class Verdict:
 
 KEEP = Verdict("keep")
 
+_MAX_SKIPS = 10  # consecutive non-finite steps before a rewind
+_SKIP_WINDOW, _MAX_SKIP_SHARE = 200, 0.1  # steps in which skipped updates are counted, and their largest share
+_WINDOW = 50  # steps in the running statistics of the loss; high steps are left out
+_SPIKE_SD, _SPIKE_RATIO = 4.0, 2.0  # a high step's loss exceeds its lowest median by both: robust SDs, ratio
+_RISE = 1.25  # ratio of the 20-step median loss to its lowest value that counts as a lasting rise
+_MIN_DROP = 0.1  # smallest relative drop of the median loss that counts as progress
+_COLLAPSED_BLANKS, _COLLAPSED_DISTINCT, _COLLAPSED_LENGTH = 0.98, 3, 0.1  # blank frames, phonemes, output / target
+_COLLAPSE_STEPS = 50  # consecutive collapsed steps before the action
+_NORM_WINDOW = 100  # steps in the mean gradient norm
+_LR_FACTOR, _STUCK_LR_FACTOR = 0.3, 0.15  # factors on the learning rate after a rewind without a search
 _RECENT = 20  # losses in the median of the last steps
 _NEAR_LOWEST = 1.1  # a median loss within this factor of the lowest one is healthy
 _MEDIAN_ERROR = 1.2533 / math.sqrt(_RECENT)  # standard error of that median, in SDs of a single step
@@ -52,44 +62,17 @@ _LEARNT = 0.65  # median normalised loss below which a model has learnt to decod
 
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
 
-# Renamed state: name in checkpoints of earlier versions -> current name.
-_RENAMED_STATE = {
-    "norms": "grad_norms",
-    "lowest": "lowest_median",
-    "fell_at": "dropped_at",
-    "fell_to": "dropped_to",
-    "spoke": "left_blank",
-    "doubts": "normalised_losses",
-    "learned": "has_learnt",
-    "n_adapted": "n_reductions",
-}
-# State that checkpoints of earlier versions do not have.
-_ADDED_STATE: dict[str, Any] = {
-    "recent_losses": [],
-    "lowest_recent": None,
-    "lowest_spread": 0.0,
-    "skips": [],
-    "n_skip_alarms": 0,
-    "n_risen": 0,
-    "update_ratio": None,
-    "n_planned": None,
-    "eps_limits": False,
-    **{f"search_{name}": value for name, value in LrSearch().to_dict().items()},
-}
-
 
 class Guard:
-    """Running statistics of the steps so far, and the rules that judge the next one.
+    """Running statistics of the steps so far, and the rules that judge the next one."""
 
-    With `restarts` the schedule raises the learning rate repeatedly, so a slow rise of the loss is normal.
-    """
-
-    def __init__(self, settings: GuardSettings, restarts: bool = False) -> None:
+    def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
-        self.restarts = restarts
-        self.losses: deque[float] = deque(maxlen=settings.spike.window)  # log loss of steps that were not high
+        self.spike_patience = min(max(settings.stuck.patience // 5, 10), 20)  # consecutive high steps before a rewind
+        self.spike_warmup = min(max(settings.stuck.patience // 2, 25), 50)  # steps before the first decision
+        self.losses: deque[float] = deque(maxlen=_WINDOW)  # log loss of steps that were not high
         self.recent_losses: deque[float] = deque(maxlen=_RECENT)  # log loss of all finite steps
-        self.grad_norms: deque[float] = deque(maxlen=settings.adaptive.window)
+        self.grad_norms: deque[float] = deque(maxlen=_NORM_WINDOW)
         self.lowest_median: float | None = None  # lowest median of log loss so far
         self.lowest_recent: float | None = None  # lowest median of `recent_losses` so far
         self.lowest_spread = 0.0  # robust SD of the scatter between steps at that time
@@ -98,7 +81,7 @@ class Guard:
         self.dropped_at = 0  # value of n_judged when the median log loss last dropped
         self.dropped_to: float | None = None  # the median it dropped to
         self.n_skipped = 0  # consecutive
-        self.skips: deque[int] = deque(maxlen=settings.skips.window)  # 1 = update skipped
+        self.skips: deque[int] = deque(maxlen=_SKIP_WINDOW)  # 1 = update skipped
         self.n_skip_alarms = 0
         self.n_high = 0  # consecutive
         self.n_risen = 0  # consecutive
@@ -182,7 +165,7 @@ class Guard:
         if not math.isfinite(before) or not math.isfinite(after):
             return True
         limit = self._spike_limit()
-        return _log(after) > (_log(before) + math.log(self.settings.spike.ratio) if limit is None else limit)
+        return _log(after) > (_log(before) + math.log(_SPIKE_RATIO) if limit is None else limit)
 
     def lower_eps(self, eps: float, gradient: float) -> float | None:
         """Return a lower eps for a stuck run whose updates are small because eps exceeds the typical gradient.
@@ -221,15 +204,15 @@ class Guard:
         self._reset_counters()
         self.grad_norms.clear()
         self.update_ratio = None
-        n_steps = self.settings.search.steps or min(max(self.settings.stuck.patience // 3, 20), 200)
+        n_steps = min(max(self.settings.stuck.patience // 3, 20), 200)
         n_steps = min(n_steps, (n_left or 0) - 1)
-        if self.settings.search.enabled and n_steps >= MIN_STEPS:
+        if n_steps >= MIN_STEPS:
             scales = [lr_scale * factor for factor in factors]
             early = (to_start or is_far) and not small
             return self.search.start(scales, n_steps, early, None if small else lr_step, n_left or 0)
         if eps_lowered:
             return lr_scale
-        factor = self.settings.stuck.lr_factor if to_start else self.settings.lr_factor
+        factor = _STUCK_LR_FACTOR if to_start else _LR_FACTOR
         return lr_scale / factor if small else lr_scale * factor
 
     def _search_factors(self, to_start: bool) -> Sequence[float]:
@@ -276,15 +259,14 @@ class Guard:
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
         self.n_skipped += 1
         names = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(metrics, n)))
-        if self.n_skipped >= self.settings.max_skips:
+        if self.n_skipped >= _MAX_SKIPS:
             return self._verdict("rewind", "non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
         return Verdict("skip", "non_finite", f"{names} not finite")
 
     def _judge_skips(self, lr: float) -> Verdict | None:
         """Judge the share of skipped updates: reduce the learning rate, then rewind, then stop; None if it is low."""
-        settings = self.settings.skips
         n = sum(self.skips)
-        if n <= settings.share * settings.window or not self.skips[-1]:
+        if n <= _MAX_SKIP_SHARE * _SKIP_WINDOW or not self.skips[-1]:
             return None
         reason = f"{n} of the last {len(self.skips)} updates skipped"
         self.skips.clear()
@@ -304,7 +286,7 @@ class Guard:
             self.losses.append(log_loss)
             return KEEP
         self.n_high += 1
-        if self.n_high < self.settings.spike.patience:
+        if self.n_high < self.spike_patience:
             return KEEP
         assert self.lowest_median is not None
         reason = f"loss {metrics.loss:.3g} above its lowest median {math.exp(self.lowest_median):.3g}"
@@ -312,18 +294,16 @@ class Guard:
 
     def _spike_limit(self) -> float | None:
         """Return the log loss above which a step counts as high; None while there are too few steps."""
-        settings = self.settings.spike
-        if self.n_judged <= settings.warmup or len(self.losses) < 20:
+        if self.n_judged <= self.spike_warmup or len(self.losses) < 20:
             return None
         if self.lowest_median is None or self.n_judged % 10 == 0:
             middle = median(self.losses)
             self.lowest_median = middle if self.lowest_median is None else min(self.lowest_median, middle)
             self.spread = 1.4826 * median(abs(v - middle) for v in self.losses)
-        return self.lowest_median + max(settings.n_sd * self.spread, math.log(settings.ratio))
+        return self.lowest_median + max(_SPIKE_SD * self.spread, math.log(_SPIKE_RATIO))
 
     def _judge_rise(self, n_left: int | None) -> Verdict:
         """Judge a lasting rise that is too small for a spike; at the last step of the run any duration counts."""
-        settings = self.settings.spike
         if self.lowest_median is None or len(self.recent_losses) < _RECENT:
             return KEEP
         recent = median(self.recent_losses)
@@ -331,20 +311,20 @@ class Guard:
             changes = [abs(b - a) for a, b in pairwise(self.losses)]  # unlike `spread`, independent of a trend
             self.lowest_recent, self.lowest_spread = recent, 1.4826 * median(changes) / math.sqrt(2)
         lowest = self.lowest_recent
-        limit = lowest + max(math.log(settings.rise), _RISE_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
-        if self.restarts or recent <= limit:
+        limit = lowest + max(math.log(_RISE), _RISE_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
+        if recent <= limit:
             self.n_risen = 0
             return KEEP
         self.n_risen += 1
         at_end = n_left == 1 and self.n_rewinds < self.settings.max_rewinds
-        if self.n_risen < 2 * settings.patience and not at_end:
+        if self.n_risen < 2 * self.spike_patience and not at_end:
             return KEEP
         reason = f"median loss {math.exp(recent):.3g}, up from {math.exp(lowest):.3g},"
         return self._verdict("rewind", "rise", f"{reason} for {self.n_risen} consecutive steps")
 
     def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
-        settings = self.settings.stuck
-        if settings.action == "ignore" or self.has_learnt:
+        patience = self.settings.stuck.patience
+        if self.has_learnt:
             return KEEP
         if self.lowest_median is None or metrics.normalised_loss is None:
             return KEEP
@@ -353,19 +333,19 @@ class Guard:
         self.has_learnt = is_full and median(self.normalised_losses) < _LEARNT
         if self.has_learnt:
             return KEEP
-        if self.dropped_to is None or self.lowest_median <= self.dropped_to + math.log1p(-settings.min_drop):
+        if self.dropped_to is None or self.lowest_median <= self.dropped_to + math.log1p(-_MIN_DROP):
             self.dropped_at, self.dropped_to = self.n_judged, self.lowest_median
         n_steps = self.n_judged - self.dropped_at
         level = median(self.normalised_losses) if is_full else 0.0
-        above_chance = level > _ABOVE_CHANCE and self.n_judged >= settings.patience
-        too_slow = level > _AT_CHANCE and self.n_judged >= 2 * settings.patience and self.updates_are_small
-        too_short = self.total_change_is_small and self.eps_limits and self.n_judged >= settings.patience
-        too_large = (self.update_ratio or 0.0) > EXCESSIVE_UPDATE and self.n_judged >= settings.patience
-        if n_steps < settings.patience and not (above_chance or too_slow or too_short or too_large):
+        above_chance = level > _ABOVE_CHANCE and self.n_judged >= patience
+        too_slow = level > _AT_CHANCE and self.n_judged >= 2 * patience and self.updates_are_small
+        too_short = self.total_change_is_small and self.eps_limits and self.n_judged >= patience
+        too_large = (self.update_ratio or 0.0) > EXCESSIVE_UPDATE and self.n_judged >= patience
+        if n_steps < patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
         self.dropped_to = None  # start counting again
-        fall = f"has not fallen by {100 * settings.min_drop:g} % in {n_steps} steps and is at chance level"
-        if n_steps < settings.patience:
+        fall = f"has not fallen by {100 * _MIN_DROP:g} % in {n_steps} steps and is at chance level"
+        if n_steps < patience:
             place = "above" if above_chance else "at" if too_slow else "near"
             fall = f"is still {place} chance level after {self.n_judged} steps"
         size = ""
@@ -373,14 +353,14 @@ class Guard:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
             too += f" in {self.n_planned:,} steps" if self.total_change_is_small and self.eps_limits else ""
             size = f"; update norm at most {self.update_ratio:.2g} of the weight norm{too}"
-        return self._verdict(settings.action, "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
+        return self._verdict("rewind", "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
-        settings = self.settings.collapse
+        action = self.settings.collapse.action
         collapsed = (
-            metrics.blank_share >= settings.blank_fraction
-            or metrics.length_ratio <= settings.length_ratio
-            or metrics.n_distinct <= settings.n_distinct
+            metrics.blank_share >= _COLLAPSED_BLANKS
+            or metrics.length_ratio <= _COLLAPSED_LENGTH
+            or metrics.n_distinct <= _COLLAPSED_DISTINCT
         )
         if not collapsed:
             varied = metrics.blank_share < _MAX_BLANK_FRACTION and metrics.n_distinct > 10
@@ -389,18 +369,18 @@ class Guard:
             self.n_collapsed, self.warned = 0, False
             return KEEP
         self.n_collapsed += 1
-        if settings.action == "ignore" or self.warned or not self.left_blank or self.n_collapsed < settings.patience:
+        if action == "ignore" or self.warned or not self.left_blank or self.n_collapsed < _COLLAPSE_STEPS:
             return KEEP
         reason = (
             f"{100 * metrics.blank_share:.1f} % of frames blank, {metrics.n_distinct} different phonemes,"
             f" output length {metrics.length_ratio:.2f} of the target length for {self.n_collapsed} steps"
         )
         self.warned = True
-        return self._verdict(settings.action, "collapse", reason)
+        return self._verdict(action, "collapse", reason)
 
     def _judge_grad_norm(self, lr: float) -> Verdict:
         settings = self.settings.adaptive
-        if settings.threshold is None or len(self.grad_norms) < settings.window:
+        if settings.threshold is None or len(self.grad_norms) < _NORM_WINDOW:
             return KEEP
         mean = sum(self.grad_norms) / len(self.grad_norms)
         if mean <= settings.threshold or (factor := self._reduction(lr)) == 1:
@@ -426,7 +406,11 @@ class Guard:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values for a checkpoint."""
-        state = {name: value for name, value in vars(self).items() if name not in ("settings", "restarts", "search")}
+        state = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("settings", "search", "spike_patience", "spike_warmup")
+        }
         state |= {f"search_{name}": value for name, value in self.search.to_dict().items()}
         return {name: list(value) if isinstance(value, deque | list) else value for name, value in state.items()}
 
@@ -440,11 +424,6 @@ class Guard:
                 kept.extend(value)
             else:
                 setattr(self, name, value)
-
-
-def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the state of an earlier version: current names, and defaults for parts that did not exist."""
-    return {**_ADDED_STATE, **{_RENAMED_STATE.get(name, name): value for name, value in state.items()}}
 
 
 def _log(loss: float) -> float:

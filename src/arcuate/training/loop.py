@@ -17,9 +17,7 @@ import torch
 from arcuate.data.batching import Batch, prefetch
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl
-from arcuate.models.io import save_tensors
 from arcuate.models.model import Model
-from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.checkpoint import Best, link, load_checkpoint, remove_newer, repair_best_links
 from arcuate.training.environment import Distributed
@@ -41,7 +39,6 @@ from arcuate.training.step import (
 
 Validate = Callable[[Model], Validation]
 
-_MAX_SAVED_BATCHES = 20
 _OVERFLOW = Verdict("skip", "overflow")  # counted in the next row; not an incident, and not counted towards a rewind
 
 
@@ -126,28 +123,25 @@ def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
-    """Set and return the learning rates of the next update; the schedule spans the run, or the stage it restarts in."""
+    """Set and return the learning rates of the next update."""
     if state.eps is not None:
         set_eps(state.optimizer, state.eps)
     step = state.step if state.guard.search.lr_step is None else state.guard.search.lr_step
-    step, n_steps, factor = _schedule_position(state, step)
-    return set_learning_rates(state.optimizer, state.recipe, step, state.lr_scale * factor, state.plateaus, n_steps)
-
-
-def _schedule_position(state: TrainingState, step: int) -> tuple[int, int, float]:
-    """Return step and length of the schedule, and the learning-rate factor of the stage."""
-    stage = state.stage
-    if stage is None:
-        return step, state.recipe.train.steps, 1.0
-    if stage.schedule == "restart" and stage.steps is not None:
-        return step - state.progress.began, stage.steps, stage.lr_factor
-    return step, state.recipe.train.steps, stage.lr_factor
+    lr = state.lr_scale * _scheduled_lr(state, step)
+    return set_learning_rates(state.optimizer, lr, state.recipe.optimizer.session_lr_factor)
 
 
 def _scheduled_lr(state: TrainingState, step: int) -> float:
-    """Return the scheduled learning rate of the weights at a step, without the guard's scale."""
-    step, n_steps, factor = _schedule_position(state, step)
-    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateaus[0])
+    """Return the scheduled learning rate at a step, without the guard's scale.
+
+    The schedule spans the run, or the stage that restarts it.
+    """
+    stage, n_steps, factor = state.stage, state.recipe.train.steps, 1.0
+    if stage is not None:
+        factor = stage.lr_factor
+        if stage.schedule == "restart" and stage.steps is not None:
+            step, n_steps = step - state.progress.began, stage.steps
+    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateau)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +186,7 @@ class _Loop:
         state = self.state
         row: dict[str, Any] = {}
         if validate is not None:
-            with state.averages.applied(state.model):
+            with state.average.applied(state.model):
                 validation = validate(state.model)
             row = {"step": state.step, **validation.row}
             row["per_moving_average_200_steps"] = state.record_validation(row["per"], row.get("wer"))
@@ -242,15 +236,12 @@ class _Loop:
         if verdict.action == "rewind":
             row |= self._rewind(verdict)
         if self.distributed.is_main:
-            if state.recipe.guard.keep_batches and not metrics.is_finite:
-                row["batch"] = _save_batches(state.run, state.step, batches)
             append_jsonl(state.run.incidents_file, row)
             self.callback.on_incident(row)
         if verdict.action == "stop":
-            key = "lr" if state.recipe.schedule.kind == "constant" else "peak_lr"
             remedy = {
-                "lower": f"lower the learning rate (schedule.{key}), or set train.clip_norm",
-                "raise": f"raise the learning rate (schedule.{key}), or lower optimizer.eps"
+                "lower": "lower the learning rate (schedule.peak_lr), or set train.clip_norm",
+                "raise": "raise the learning rate (schedule.peak_lr), or lower optimizer.eps"
                 f" ({state.recipe.optimizer.eps:g})",
             }[verdict.remedy]
             raise UserError(
@@ -374,20 +365,3 @@ def _find_bad_bins(batches: Sequence[Batch]) -> list[str]:
             elif len(recorded) and bool((recorded == recorded[0]).all()):
                 found.append(f"trial {trial.id}: all bins are the same")
     return found
-
-
-def _save_batches(run: Run, step: int, batches: Sequence[Batch]) -> str | None:
-    """Save bins and labels of a step to bad_steps/, up to a limit; return the file's path in the run folder."""
-    folder = run.path / "bad_steps"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"step-{step:08d}-position-{batches[0].position:08d}.safetensors"
-    is_full = len(list(folder.iterdir())) >= _MAX_SAVED_BATCHES
-    if is_full and not path.exists():  # an existing file was written before a resume
-        return None
-    tensors = {
-        f"{i}.{name}": getattr(batch, name).cpu().contiguous()
-        for i, batch in enumerate(batches)
-        for name in ("bins", "n_bins", "tokens", "n_tokens", "session")
-    }
-    save_tensors(tensors, path)
-    return f"bad_steps/{path.name}"

@@ -2,7 +2,7 @@
 
 Vocalised speech modulates cortical activity more strongly than silent speech. A mixture of two normal distributions of
 log energy with a common SD, the component with the higher mean being vocalised, is fitted by expectation-maximisation.
-Trials of a block share one mode by default; labelled trials keep their mode and determine that of their
+Trials of a block share one mode; labelled trials keep their mode and determine that of their
 block. The mode head of the model, which classifies single trials, is initialised by a ridge regression on the result
 and trained further with the model.
 """
@@ -66,7 +66,7 @@ def infer_modes(model: Model, store: Store, trials: Sequence[TrialInfo], progres
     model.mode.set_evidence_statistics(torch.from_numpy(evidence.mean(0)), torch.from_numpy(evidence.std(0)))
     settings = model.config.settings.mode
     energy = _log_energy(evidence, settings.lags)
-    groups = [f"{t.session}/{t.block}" if settings.infer_per == "block" else t.id for t in trials]
+    groups = [f"{t.session}/{t.block}" for t in trials]
     vocalised = fit_mixture(energy, groups, labelled_modes(trials, settings))
     modes = Modes({t.id: float(p) for t, p in zip(trials, vocalised, strict=True)})
     n_frames = model.mode.count_frames(torch.tensor([t.n_bins for t in trials])).numpy()

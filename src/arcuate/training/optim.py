@@ -1,4 +1,4 @@
-"""The optimizer (parameter groups, learning rates, trainable components, saved state) and averages of the weights."""
+"""The optimizer (parameter groups, learning rates, trainable components, saved state) and averaged weights."""
 
 import math
 from collections.abc import Iterator
@@ -10,9 +10,8 @@ from torch import nn
 
 from arcuate.errors import UserError
 from arcuate.models.model import Model, parameter_groups
-from arcuate.training.config import Ema, Optimizer, Swa, TrainingConfig
+from arcuate.training.config import Optimizer
 from arcuate.training.curriculum import Stage
-from arcuate.training.schedule import PlateauState, learning_rate
 
 _COMPONENT_PREFIXES = {
     "front_end": "front_end.",
@@ -21,7 +20,6 @@ _COMPONENT_PREFIXES = {
     "transducer": "transducer.",
     "mode": "mode.",
     "denoiser": "denoiser.",
-    "reconstruction": "reconstruction.",
 }
 
 
@@ -49,32 +47,15 @@ def make_optimizer(model: Model, settings: Optimizer) -> torch.optim.Optimizer:
     ]
     # None, not False, which would also turn off the kernels over several parameters that torch uses on a GPU.
     fused = True if settings.fused and next(model.parameters()).device.type in ("cpu", "cuda") else None
-    if settings.kind == "sgd":
-        # The fused kernel fails if parameters get their first gradients, and thus momentum, at different steps, as
-        # session layers do.
-        fused = fused if settings.momentum == 0 else None
-        return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
     kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
     return kind(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
-def set_learning_rates(
-    optimizer: torch.optim.Optimizer,
-    recipe: TrainingConfig,
-    step: int,
-    scale: float = 1.0,
-    plateaus: tuple[PlateauState, PlateauState] = (PlateauState(), PlateauState()),
-    n_steps: int | None = None,
-) -> dict[str, float]:
-    """Set and return the learning rate of each group for the update that follows `step` of `n_steps`."""
-    learning_rates = {}
+def set_learning_rates(optimizer: torch.optim.Optimizer, lr: float, session_factor: float) -> dict[str, float]:
+    """Set and return the learning rate of each group; `session_factor` scales that of the session layers."""
     for group in optimizer.param_groups:
-        schedule, plateau = recipe.schedule, plateaus[0]
-        if group["name"] == "session" and recipe.session_schedule is not None:
-            schedule, plateau = recipe.session_schedule, plateaus[1]
-        lr = scale * learning_rate(schedule, step, n_steps or recipe.train.steps, plateau)
-        group["lr"] = learning_rates[group["name"]] = lr
-    return learning_rates
+        group["lr"] = lr * session_factor if group["name"] == "session" else lr
+    return {group["name"]: group["lr"] for group in optimizer.param_groups}
 
 
 def set_eps(optimizer: torch.optim.Optimizer, eps: float) -> None:
@@ -84,7 +65,7 @@ def set_eps(optimizer: torch.optim.Optimizer, eps: float) -> None:
 
 
 def typical_gradient(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the median over the weights of Adam's root mean square gradient; None for SGD and before the first step.
+    """Return the median over the weights of Adam's root mean square gradient; None before the first step.
 
     Session layers are left out, because those without recent trials have no gradient. One read of the device: a fused
     optimizer keeps its counts of steps there.
@@ -92,7 +73,7 @@ def typical_gradient(optimizer: torch.optim.Optimizer) -> float | None:
     squares = [
         state["exp_avg_sq"].flatten() / (1 - group["betas"][1] ** state["step"].double())
         for group in optimizer.param_groups
-        if group["name"] != "session" and "betas" in group
+        if group["name"] != "session"
         for parameter in group["params"]
         if (state := optimizer.state.get(parameter)) and "exp_avg_sq" in state
     ]
@@ -131,8 +112,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     kind = type(optimizer).__name__
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     expected = {"step", "exp_avg", "exp_avg_sq"}  # tensors per parameter
-    if isinstance(optimizer, torch.optim.SGD):
-        expected = {"momentum_buffer"} if optimizer.defaults["momentum"] else set()
     state: dict[int, dict[str, Any]] = {}
     for name, value in tensors.items():
         prefix, _, rest = name.partition(".")
@@ -149,74 +128,57 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-class WeightAverages:
-    """Averages of the weights over training: exponential (EMA) and, towards the end of the run, arithmetic (SWA)."""
+class WeightAverage:
+    """Exponential moving average of the weights (EMA); empty if `decay` is 0.
 
-    def __init__(self, model: nn.Module, ema: Ema, swa: Swa) -> None:
-        self._ema_settings, self._swa_settings = ema, swa
+    It starts with a smaller decay, min(decay, (1 + n) / (10 + n)) after n updates.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
         self._names = [name for name, _ in model.named_parameters()]
-        self._ema = [p.detach().clone() for p in model.parameters()] if ema.decay else []
-        self._mean = [torch.zeros_like(p) for p in model.parameters()] if swa.start is not None else []
-        self._n_ema = 0
-        self._n_mean = 0
+        self.weights = [p.detach().clone() for p in model.parameters()] if decay else []
+        self.n = 0  # number of sets of weights in it
 
     @torch.no_grad()
     def start(self, model: nn.Module) -> None:
         """Start from the present weights; call it if they are replaced before the first update."""
-        if self._ema:
-            torch._foreach_copy_(self._ema, [p.detach() for p in model.parameters()])
-        self._n_ema, self._n_mean = 0, 0
+        if self.weights:
+            torch._foreach_copy_(self.weights, [p.detach() for p in model.parameters()])
+        self.n = 0
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Add the weights after the update of `step`."""
-        weights = [p.detach() for p in model.parameters()]
-        if self._ema:
-            self._n_ema += 1
-            decay = self._ema_settings.decay
-            if self._ema_settings.warmup:
-                decay = min(decay, (1 + self._n_ema) / (10 + self._n_ema))
-            torch._foreach_lerp_(self._ema, weights, 1.0 - decay)
-        start = self._swa_settings.start
-        if start is not None and step >= start and (step - start) % self._swa_settings.every == 0:
-            self._n_mean += 1
-            torch._foreach_lerp_(self._mean, weights, 1.0 / self._n_mean)
-
-    @property
-    def current(self) -> list[torch.Tensor]:
-        """The weights to validate and save: SWA if it has started, else EMA; empty = the weights themselves."""
-        return self._mean if self._n_mean else self._ema
+    def update(self, model: nn.Module) -> None:
+        """Add the present weights."""
+        if self.weights:
+            self.n += 1
+            decay = min(self._decay, (1 + self.n) / (10 + self.n))
+            torch._foreach_lerp_(self.weights, [p.detach() for p in model.parameters()], 1.0 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Replace the weights of the model by the average within the context."""
-        parameters = list(model.parameters())
-        if not self.current:
+        """Replace the weights of the model by the average, if there is one, within the context."""
+        if not self.weights:
             yield
             return
         # Copied in place, because cuDNN needs the weights of a GRU in one contiguous block of memory.
-        weights = [p.data for p in parameters]
+        weights = [p.data for p in model.parameters()]
         own = [w.clone() for w in weights]
         try:
-            torch._foreach_copy_(weights, self.current)
+            torch._foreach_copy_(weights, self.weights)
             yield
         finally:
             torch._foreach_copy_(weights, own)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the averages as named tensors for a checkpoint."""
-        named = {f"ema.{n}": t for n, t in zip(self._names, self._ema, strict=False)}
-        return named | {f"mean.{n}": t for n, t in zip(self._names, self._mean, strict=False)}
+        """Return the average as named tensors for a checkpoint."""
+        return {f"ema.{n}": t for n, t in zip(self._names, self.weights, strict=False)}
 
-    def counts(self) -> dict[str, int]:
-        return {"n_ema": self._n_ema, "n_mean": self._n_mean}
-
-    def restore(self, tensors: dict[str, torch.Tensor], n_ema: int, n_mean: int) -> None:
-        """Restore what `tensors` and `counts` returned."""
-        for kind, averages in (("ema", self._ema), ("mean", self._mean)):
-            for name, tensor in zip(self._names, averages, strict=False):
-                saved = tensors[f"{kind}.{name}"]
-                if saved.shape != tensor.shape:
-                    raise ValueError(f"{kind}.{name} has the wrong shape")
-                tensor.copy_(saved)
-        self._n_ema, self._n_mean = n_ema, n_mean
+    def restore(self, tensors: dict[str, torch.Tensor], n: int) -> None:
+        """Restore what `tensors` returned, and `n`."""
+        for name, tensor in zip(self._names, self.weights, strict=False):
+            saved = tensors[f"ema.{name}"]
+            if saved.shape != tensor.shape:
+                raise ValueError(f"ema.{name} has the wrong shape")
+            tensor.copy_(saved)
+        self.n = n

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from pydantic import Field
-
-from arcuate.config import Settings
-
 MIN_STEPS = 10  # shortest test run; no search with fewer steps left in the run
 _FAILED = 1e9  # score of a test run with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
@@ -23,20 +19,6 @@ _EXTENSION = 3.0  # factor from the highest scale to the next one
 _MAX_TEST_RUNS = 9  # after this many test runs no higher scale is added
 _USUAL_UPDATE = 0.04  # norm of the update / norm of the weights in the first steps of healthy runs: 0.03 to 0.06
 _FINAL_LENGTH = 3  # length of the final test runs / length of the first ones
-
-
-class SearchSettings(Settings):
-    """Short test runs at several learning rates after a rewind."""
-
-    enabled: bool = Field(
-        True, description="Choose the learning rate after a rewind by test runs; false = fixed factors."
-    )
-    steps: int | None = Field(
-        None,
-        ge=MIN_STEPS,
-        le=100_000,
-        description="Steps per test run; null = a third of `guard.stuck.patience`, at least 20 and at most 200.",
-    )
 
 
 class LrSearch:

@@ -6,7 +6,7 @@ from typing import Any
 
 from arcuate.config import Change, diff
 from arcuate.errors import OutOfResources, UserError, check_resources
-from arcuate.models.config import ModelConfig, ReconstructionSettings
+from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.progress import logger
 from arcuate.run import Run, create_run, find_checkpoint, is_untouched, split_parent
@@ -94,7 +94,6 @@ def resume(
     check_not_calibrated(run)
     check_same_recipe(run, state.recipe)
     check_same_data(run, environment)
-    check_same_teacher(run, environment)
     is_main = distributed is None or distributed.is_main
     problems = []
     own_hash = hash_recipe(run.recipe_tree())
@@ -167,16 +166,6 @@ def check_same_data(run: Run, environment: dict[str, Any]) -> None:
         )
 
 
-def check_same_teacher(run: Run, environment: dict[str, Any]) -> None:
-    """Require that a run with distillation is resumed with the same teacher weights."""
-    before, now = (facts.get("teacher") or {} for facts in (run.environment(), environment))
-    if before.get("checksum") != now.get("checksum"):
-        raise UserError(
-            f"{run.path} was trained with another teacher ({before.get('path')}); resume it with that one, or start a"
-            " new run"
-        )
-
-
 def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:
     """Return the checkpoint folder that RUN, RUN@best or RUN@last names."""
     if parent is None:
@@ -191,25 +180,17 @@ def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path 
 def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:
     """Load the weights of another run; step, data position and schedule start at 0."""
     loaded = load_model(parent)
-    own, other = (_without_reconstruction(config) for config in (state.model.config, loaded.config))
-    if other != own:
+    if loaded.config != state.model.config:
         raise UserError(
             f"the model in {parent} does not match this recipe and data:"
             f" {_describe_mismatch(loaded.config, state.model.config)}"
         )
-    weights = state.model.state_dict()
-    state.model.load_state_dict(weights | {n: t for n, t in loaded.state_dict().items() if n in weights})
-    state.averages.start(state.model)
+    state.model.load_state_dict(loaded.state_dict())
+    state.average.start(state.model)
     if keep_optimizer:
         checkpoint = load_checkpoint(parent)
         with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())
-
-
-def _without_reconstruction(config: ModelConfig) -> ModelConfig:
-    """The same config without the head that only pretraining uses."""
-    settings = config.settings.model_copy(update={"reconstruction": ReconstructionSettings()})
-    return config.model_copy(update={"settings": settings})
 
 
 def _describe_mismatch(parent: ModelConfig, own: ModelConfig) -> str:

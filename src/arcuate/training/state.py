@@ -20,13 +20,12 @@ from arcuate.run import Run
 from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
-from arcuate.training.distillation import Teacher
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import Guard
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
 from arcuate.training.optim import (
-    WeightAverages,
+    WeightAverage,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -51,8 +50,8 @@ class TrainingState:
         self.progress = StageProgress()
         set_trainable(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
-        self.averages = WeightAverages(model, recipe.ema, recipe.swa)
-        self.guard = Guard(recipe.guard, restarts=recipe.schedule.kind == "restarts")
+        self.average = WeightAverage(model, recipe.ema.decay)
+        self.guard = Guard(recipe.guard)
         device = next(model.parameters()).device
         self._fp16_scaler = torch.amp.GradScaler(device.type, enabled=mixed_precision == "fp16")
         self._no_scaler = torch.amp.GradScaler(device.type, enabled=False)
@@ -62,7 +61,7 @@ class TrainingState:
         self.position = 0
         self.lr_scale = 1.0  # product of the guard's reductions
         self.eps: float | None = None  # of Adam, if the guard lowered it
-        self.plateaus = (PlateauState(), PlateauState())  # of `schedule` and `session_schedule`
+        self.plateau = PlateauState()
         self.best = Best()  # best validation of the current stage
         self.stage_bests: dict[str, Best] = {}  # best validation of each completed stage, by name
         self.validations: list[tuple[int, float]] = []  # recent steps and PERs
@@ -72,7 +71,6 @@ class TrainingState:
         self.rewound_to: int | None = None
         self.distributed = Distributed()  # set by the training loop
         self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
-        self.teacher: Teacher | None = None  # of a recipe with distillation; set by the caller
         self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
         self.batches_per_epoch: int | None = None  # for the epoch in the rows; set by the caller who knows the data
 
@@ -132,11 +130,7 @@ class TrainingState:
         """
         recipe = self.recipe
         rate = wer if recipe.train.select_by == "wer" else per
-        session_schedule = recipe.session_schedule or recipe.schedule
-        self.plateaus = (
-            update_plateau(recipe.schedule, self.plateaus[0], rate),
-            update_plateau(session_schedule, self.plateaus[1], rate),
-        )
+        self.plateau = update_plateau(recipe.schedule, self.plateau, rate)
         if self.stage is not None:
             self.progress = self.progress.after_validation(self.stage, rate)
         if per is None:
@@ -196,7 +190,7 @@ class TrainingState:
         self.best, self.rewind_targets, self.rewound_to = Best(), [], None
         self.guard.start_stage()
         if self.stage.schedule == "restart":
-            self.plateaus = (PlateauState(), PlateauState())
+            self.plateau = PlateauState()
         set_trainable(self.model, self.stage)
         old, self.optimizer = self.optimizer, make_optimizer(self.model, self.recipe.optimizer)
         transfer_state(old, self.optimizer)
@@ -216,10 +210,10 @@ class TrainingState:
         for file in self._row_files.values():
             sync(file)  # the checkpoint relies on these rows
         saved = self._to_dict()
-        tensors = optimizer_tensors(self.optimizer) | self.averages.tensors()
-        if self.averages.current:  # model.safetensors holds the average, and the weights themselves go here
+        tensors = optimizer_tensors(self.optimizer) | self.average.tensors()
+        if self.average.weights:  # model.safetensors holds the average, and the weights themselves go here
             tensors |= {f"weights.{n}": p.detach().clone() for n, p in self.model.named_parameters()}
-        with self.averages.applied(self.model):
+        with self.average.applied(self.model):
             folder = save_checkpoint(self.run, self.step, self.model, tensors, saved)
         link(self.run, "last", folder)
         needed = {f"step-{step:08d}" for step in self.rewind_targets}
@@ -245,14 +239,14 @@ class TrainingState:
             "position": self.position,
             "lr_scale": self.lr_scale,
             "eps": self.eps,
-            "plateaus": [asdict(p) for p in self.plateaus],
+            "plateau": asdict(self.plateau),
             "best": asdict(self.best),
             "validations": self.validations,
             "interval": self.interval.to_dict(),
             "guard": self.guard.to_dict(),
             "rewind_targets": self.rewind_targets,
             "rewound_to": self.rewound_to,
-            "averages": self.averages.counts(),
+            "n_averaged": self.average.n,
             "mixed_precision_on": self.mixed_precision_on,
             "progress": asdict(self.progress),
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
@@ -270,7 +264,7 @@ class TrainingState:
             check_same_structure(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
         self.guard.restore(saved.guard)
         self.position, self.lr_scale, self.eps = saved.position, saved.lr_scale, saved.eps
-        self.plateaus = saved.plateaus
+        self.plateau = saved.plateau
         self.best, self.validations, self.interval = saved.best, saved.validations, saved.interval
         self.rewind_targets, self.rewound_to = saved.rewind_targets, saved.rewound_to
         self.mixed_precision_on = saved.mixed_precision_on
@@ -281,7 +275,7 @@ class TrainingState:
         own = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
         with explain_mismatch(checkpoint):
             self.model.load_state_dict(load_model(checkpoint.folder).state_dict() | own)
-            self.averages.restore(tensors, saved.averages.n_ema, saved.averages.n_mean)
+            self.average.restore(tensors, saved.n_averaged)
             set_trainable(self.model, self.stage)
             self.optimizer = make_optimizer(self.model, self.recipe.optimizer)
             restore_optimizer(self.optimizer, tensors)

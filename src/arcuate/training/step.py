@@ -3,23 +3,22 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from arcuate.data.alphabet import BLANK, min_frames
-from arcuate.data.augmentation import augment, change_speed, draw_cut
-from arcuate.data.batching import Batch, to_device
+from arcuate.data.alphabet import BLANK
+from arcuate.data.augmentation import augment, draw_cut
+from arcuate.data.batching import Batch
 from arcuate.data.seeds import derive_seed
-from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_view_losses, weighted_loss
+from arcuate.losses.combined import LOSS_NAMES, TOKEN_LOSSES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
-from arcuate.models.interfaces import Flow, Joint, ModelInputs, Outputs, Reconstruction
+from arcuate.models.interfaces import ModelInputs, Outputs
 from arcuate.models.model import Model
 from arcuate.training.config import TrainingConfig
-from arcuate.training.distillation import Teacher
 from arcuate.training.environment import Distributed, autocast
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.optim import fill_absent_gradients
@@ -30,7 +29,6 @@ Encode = Callable[[ModelInputs, bool], Outputs]  # forward pass of a model; the 
 # Sums over the batches of a step, in the order in which they are packed into one tensor.
 _SUMS = ("loss", "blank_frames", "frames", "output_tokens", "target_tokens", *LOSS_NAMES)
 _VALUES = (*_SUMS, "grad_norm", "loss_scale", "update_ratio", "n_distinct")
-_INTERMEDIATE = "intermediate."  # prefix of the tensors of `EncodeModule`
 
 
 @dataclass(frozen=True)
@@ -119,15 +117,13 @@ def compute_gradients(
 def _batch_losses(
     state: TrainingState, encode: Encode, batch: Batch, device: torch.device, distributed: Distributed
 ) -> tuple[Outputs, dict[str, Tensor]]:
-    """Outputs (of the first view) and losses per trial of one batch; all random numbers depend on its position."""
+    """Outputs and losses per trial of one batch; all random numbers depend on its position."""
     torch.manual_seed(derive_seed(state.recipe.train.seed, "dropout", batch.position, distributed.rank))
     with autocast(state.precision, device):
-        outputs = forward(state.model, encode, batch, state.recipe, state.loss, state.teacher)
-    views = split_views(outputs, state.loss.consistency.n_views)
+        outputs = forward(state.model, encode, batch, state.recipe, state.loss)
     modes = state.modes.targets([t.id for t in batch.trials], device) if state.modes else None
     lengths, mean_frames = batch.token_lengths, _mean_frames(state, batch)
-    losses = compute_view_losses(views, batch.tokens, batch.n_tokens, state.loss, modes, lengths, mean_frames)
-    return views[0], losses
+    return outputs, compute_losses(outputs, batch.tokens, batch.n_tokens, state.loss, modes, lengths, mean_frames)
 
 
 @torch.no_grad()
@@ -144,10 +140,7 @@ def measure_loss(
 
 
 def _mean_frames(state: TrainingState, batch: Batch) -> float:
-    """Mean number of frames over the trials of all processes, which every process knows without communication.
-
-    Changes of speed are not counted: they are known only to the process that has the trial, and average out.
-    """
+    """Mean number of frames over the trials of all processes, which every process knows without communication."""
     cut = draw_cut(state.recipe.augment, state.recipe.train.seed, batch.position)
     count_frames = state.recipe.front_end.patch.count_frames
     frames = [count_frames(max(trial.n_bins - cut, 1)) for trial in batch.all_trials]
@@ -156,61 +149,39 @@ def _mean_frames(state: TrainingState, batch: Batch) -> float:
 
 def _zero_loss(outputs: Outputs) -> Tensor:
     """Zero, as a function of all outputs that a loss uses, so that every parameter gets a gradient of zero."""
-    parts = [part for part in tensors_from_outputs(outputs).values() if part.requires_grad]
+    parts = [part for part in outputs.tensors().values() if part.requires_grad]
     return torch.stack([0.0 * part.float().sum() for part in parts]).sum()
 
 
-def forward(
-    model: Model,
-    encode: Encode,
-    batch: Batch,
-    recipe: TrainingConfig,
-    loss: LossSettings,
-    teacher: Teacher | None = None,
-) -> Outputs:
-    """Augment and encode one batch; several views of it (`loss.consistency`) follow one another.
+def forward(model: Model, encode: Encode, batch: Batch, recipe: TrainingConfig, loss: LossSettings) -> Outputs:
+    """Augment and encode one batch.
 
     Augmentation acts on normalised bins, so that its strengths mean the same on every data set.
     """
-    clean, n_bins = model.normalise(batch.bins, batch.statistics), batch.n_bins
-    draws = ([t.id for t in batch.trials], recipe.augment, recipe.train.seed, batch.position)
-    on_host = torch.tensor(batch.lengths)
-    if recipe.augment.speed_change > 0:
-        count_bins, cut = recipe.front_end.patch.count_bins, recipe.augment.random_cut
-        least = [count_bins(min_frames(t.tokens or ())) + cut for t in batch.trials]
-        clean, on_host = change_speed(clean, on_host, *draws, least)
-        n_bins = to_device(on_host, clean.device)
-    n_views = loss.consistency.n_views
-    views, lengths = zip(*(augment(clean, on_host, *draws, view) for view in range(n_views)), strict=True)
-    cut = clean.shape[1] - views[0].shape[1]  # random cuts remove the first bins
-    n_bins = (n_bins - cut).clamp(min=1) if cut else n_bins
-    needs_clean = any(part is not None for part in (model.mode, model.denoiser, model.reconstruction))
-    inputs = ModelInputs(
-        views[0] if n_views == 1 else torch.cat(views),
-        n_bins.repeat(n_views),
-        batch.session.repeat(n_views),
-        tokens=batch.tokens.repeat(n_views, 1) if loss.rnnt.weight > 0 else None,
-        clean=clean[:, cut:].repeat(n_views, 1, 1) if needs_clean else None,
-        layers=loss.intermediate.active_layers,
-        lengths=tuple(lengths[0].tolist()) * n_views,
-        without_gradient=_unused_outputs(loss, teacher),
+    clean = model.normalise(batch.bins, batch.statistics)
+    trials = [t.id for t in batch.trials]
+    bins, lengths = augment(
+        clean, torch.tensor(batch.lengths), trials, recipe.augment, recipe.train.seed, batch.position
     )
-    outputs = encode(inputs, loss.denoise.weight > 0)
-    if teacher is None:
-        return outputs
-    own = tuple(lengths[0].tolist())
-    return replace(outputs, teacher=teacher.log_probs(clean[:, cut:], n_bins, batch.session, own))
+    cut = clean.shape[1] - bins.shape[1]  # random cuts remove the first bins
+    inputs = ModelInputs(
+        bins,
+        (batch.n_bins - cut).clamp(min=1) if cut else batch.n_bins,
+        batch.session,
+        tokens=batch.tokens if loss.rnnt.weight > 0 else None,
+        clean=clean[:, cut:] if model.mode is not None or model.denoiser is not None else None,
+        layers=loss.intermediate.layers,
+        lengths=tuple(lengths.tolist()),
+        without_gradient=_unused_outputs(loss),
+    )
+    return encode(inputs, loss.denoise.weight > 0)
 
 
-def _unused_outputs(loss: LossSettings, teacher: Teacher | None) -> tuple[str, ...]:
-    """Outputs that no loss uses; which ones a custom loss uses is not known, except that it gets no reconstruction."""
-    weights = (loss.ctc.weight, loss.consistency.weight, loss.alignment.weight, teacher is not None)
-    used = {
-        "frames": loss.has_custom,
-        "ctc": loss.has_custom or any(weights),
-        "mode": loss.has_custom or loss.mode.weight > 0,
-        "reconstruction": loss.reconstruction.weight > 0,
-    }
+def _unused_outputs(loss: LossSettings) -> tuple[str, ...]:
+    """Outputs that no loss uses; which ones a custom loss uses is not known."""
+    if loss.has_custom:
+        return ()
+    used = {"frames": False, "log_probs.ctc": loss.ctc.weight > 0, "mode": loss.mode.weight > 0}
     return tuple(name for name, is_used in used.items() if not is_used)
 
 
@@ -232,8 +203,7 @@ def encode_for_training(model: Model, inputs: ModelInputs, match_flow: bool = Fa
             target = model.encode_frames(clean, encoded.mode).frames
         model.train(training)
         flow = model.denoiser.match(noisy, target, encoded.n_frames, times)
-    reconstruction = None if "reconstruction" in inputs.without_gradient else model.reconstruct(encoded, inputs)
-    return replace(model.predict(encoded, inputs.tokens), flow=flow, reconstruction=reconstruction)
+    return replace(model.predict(encoded, inputs.tokens), flow=flow)
 
 
 def _clip_gradients(state: TrainingState) -> Tensor:
@@ -254,7 +224,7 @@ def apply_update(state: TrainingState, measure: bool = False) -> None:
     """
     before = [p.detach().clone() for p in state.model.parameters() if p.grad is not None] if measure else []
     state.optimizer.step()
-    state.averages.update(state.model, state.step + 1)
+    state.average.update(state.model)
     if before:
         after = [p.detach() for p in state.model.parameters() if p.grad is not None]
         size = torch.nn.utils.get_total_norm(before)
@@ -296,12 +266,11 @@ class DistributedEncode:
     def __init__(self, model: Model, device: torch.device) -> None:
         # Unused parameters: session layers without a trial in the batch get no gradient on any process.
         device_ids = [device.index] if device.type == "cuda" else None
-        self._count_frames = model.count_frames
         self.module = DistributedDataParallel(EncodeModule(model), device_ids=device_ids, find_unused_parameters=True)
 
     def __call__(self, inputs: ModelInputs, match_flow: bool) -> Outputs:
-        outputs = outputs_from_tensors(self.module(inputs, match_flow))
-        return replace(outputs, lengths=self._count_frames(inputs.lengths))
+        outputs: Outputs = self.module(inputs, match_flow)
+        return outputs
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which gradients accumulate in each process; the next pass outside of it averages them all."""
@@ -310,78 +279,19 @@ class DistributedEncode:
 
 
 class EncodeModule(nn.Module):
-    """Model and forward pass as a module that returns named tensors, as DistributedDataParallel requires."""
+    """Model and forward pass as a module, as DistributedDataParallel requires."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: ModelInputs, match_flow: bool) -> dict[str, Tensor]:
-        parts = tensors_from_outputs(encode_for_training(self.model, inputs, match_flow))
-        # The reducer waits for the gradient of every parameter behind an output: detach outputs without a loss.
-        return {name: t.detach() if name in inputs.without_gradient else t for name, t in parts.items()}
+    def forward(self, inputs: ModelInputs, match_flow: bool) -> Outputs:
+        def prepare(name: str, tensor: Tensor) -> Tensor:
+            # The reducer waits for the gradient of every parameter behind an output: detach outputs without a loss.
+            # It finds no parameter that is itself an output, as those of the joiner are: pass a view of it.
+            return tensor.detach() if name in inputs.without_gradient else tensor.view_as(tensor)
 
-
-def tensors_from_outputs(outputs: Outputs) -> dict[str, Tensor]:
-    """All tensors of the outputs, by name."""
-    parts = {"frames": outputs.frames, "n_frames": outputs.n_frames, "ctc": outputs.log_probs["ctc"]}
-    parts |= {f"{_INTERMEDIATE}{layer}": log_probs for layer, log_probs in outputs.intermediate.items()}
-    if outputs.joint is not None:
-        joint = outputs.joint  # views, so that DistributedDataParallel finds the parameters in the output
-        weight, bias = joint.weight.view_as(joint.weight), joint.bias.view_as(joint.bias)
-        parts |= {"joint.0": joint.frames, "joint.1": joint.predicted, "joint.2": weight, "joint.3": bias}
-    if outputs.mode is not None:
-        parts["mode"] = outputs.mode
-    if outputs.flow is not None:
-        parts |= {"flow.0": outputs.flow.predicted, "flow.1": outputs.flow.target}
-    if outputs.reconstruction is not None:
-        parts |= {f"reconstruction.{name}": part for name, part in vars(outputs.reconstruction).items()}
-    return parts
-
-
-def outputs_from_tensors(parts: dict[str, Tensor]) -> Outputs:
-    """Rebuild the outputs from the tensors of `EncodeModule`."""
-    joint = [parts[f"joint.{i}"] for i in range(4) if f"joint.{i}" in parts]
-    flow = [parts[f"flow.{i}"] for i in range(2) if f"flow.{i}" in parts]
-    names = [field.name for field in fields(Reconstruction)]
-    reconstruction = {n: parts[f"reconstruction.{n}"] for n in names if f"reconstruction.{n}" in parts}
-    return Outputs(
-        parts["frames"],
-        parts["n_frames"],
-        {"ctc": parts["ctc"]},
-        Joint(*joint) if joint else None,
-        parts.get("mode"),
-        Flow(*flow) if flow else None,
-        {int(name.removeprefix(_INTERMEDIATE)): part for name, part in parts.items() if name.startswith(_INTERMEDIATE)},
-        reconstruction=Reconstruction(**reconstruction) if reconstruction else None,
-    )
-
-
-def split_views(outputs: Outputs, n_views: int) -> tuple[Outputs, ...]:
-    """Outputs of each of the views that follow one another in a batch."""
-    if n_views == 1:
-        return (outputs,)
-    n_trials = len(outputs.n_frames) // n_views
-
-    def split(view: int) -> Outputs:
-        rows = slice(view * n_trials, (view + 1) * n_trials)
-        joint, flow, masked = outputs.joint, outputs.flow, outputs.reconstruction
-        return Outputs(
-            outputs.frames[rows],
-            outputs.n_frames[rows],
-            {head: log_probs[rows] for head, log_probs in outputs.log_probs.items()},
-            None if joint is None else replace(joint, frames=joint.frames[rows], predicted=joint.predicted[rows]),
-            None if outputs.mode is None else outputs.mode[rows],
-            None if flow is None else Flow(flow.predicted[rows], flow.target[rows]),
-            {layer: log_probs[rows] for layer, log_probs in outputs.intermediate.items()},
-            None if outputs.lengths is None else outputs.lengths[rows],
-            None
-            if masked is None
-            else Reconstruction(masked.predicted[rows], masked.target[rows], masked.masked[rows]),
-            outputs.teacher,
-        )
-
-    return tuple(split(view) for view in range(n_views))
+        return encode_for_training(self.model, inputs, match_flow).map(prepare)
 
 
 def _summarise(outputs: Outputs, batch: Batch, loss: Tensor, losses: Mapping[str, Tensor]) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from arcuate.training.config import TrainingConfig
-from arcuate.training.schedule import AnySchedule
 
 Direction = Literal["too_small", "too_large", "unclear"]
 
@@ -161,14 +160,16 @@ class _UpdateScale(NamedTuple):
 
 
 def coupling_warnings(recipe: TrainingConfig, official: TrainingConfig, official_name: str) -> list[str]:
-    """Return a warning per schedule if some, but not all, of learning rate, eps and reduction were changed."""
+    """Return a warning for the weights and one for the session layers if some, but not all, of learning rate, eps and
+    reduction were changed.
+    """
 
-    def scale(config: TrainingConfig, schedule: AnySchedule) -> _UpdateScale:
-        return _UpdateScale(schedule.peak_lr, config.optimizer.eps, config.loss.ctc.reduction)
+    def scale(config: TrainingConfig, factor: float = 1.0) -> _UpdateScale:
+        return _UpdateScale(factor * config.schedule.peak_lr, config.optimizer.eps, config.loss.ctc.reduction)
 
     both = (official, recipe)
-    weights = [scale(config, config.schedule) for config in both]
-    session_layers = [scale(config, config.session_schedule or config.schedule) for config in both]
+    weights = [scale(config) for config in both]
+    session_layers = [scale(config, config.optimizer.session_lr_factor) for config in both]
     warnings = [_coupling_warning("the peak learning rate", official_name, *weights)]
     if session_layers != weights:
         name = "the peak learning rate of the session layers"

@@ -3,7 +3,7 @@
 import math
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -86,8 +86,8 @@ def _named_values(row: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[
 class Backend(Protocol):
     """An open tracker."""
 
-    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
-        """Send one row of metrics, and its sample."""
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Send one row of metrics."""
 
     def rewind(self, step: int) -> None:
         """Discard what was sent for later steps."""
@@ -103,11 +103,10 @@ class Tracker(Callback):
     any other exception is a bug in this code and is raised.
     """
 
-    def __init__(self, name: str, package: str, open_backend: Callable[[], Backend], samples: bool) -> None:
+    def __init__(self, name: str, package: str, open_backend: Callable[[], Backend]) -> None:
         self._name, self._package = name, package
-        self._open_backend, self._samples = open_backend, samples
+        self._open_backend = open_backend
         self._backend: Backend | None = None
-        self._text: str | None = None  # sample of the next validation row
 
     def __enter__(self) -> Self:
         self._backend = self._open_backend()
@@ -118,18 +117,11 @@ class Tracker(Callback):
         self._backend = None
 
     def on_metrics(self, row: dict[str, Any]) -> None:
-        text = None
-        if row["split"] != "train":
-            text, self._text = self._text, None
-        self._call(lambda backend: backend.send(row["step"], to_scalars(row), text))
+        self._call(lambda backend: backend.send(row["step"], to_scalars(row)))
 
     def on_incident(self, row: dict[str, Any]) -> None:
         if (target := row.get("rewound_to")) is not None:
             self._call(lambda backend: backend.rewind(target))
-
-    def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
-        if self._samples:
-            self._text = f"reference  {' '.join(reference)}\nhypothesis {' '.join(hypothesis)}"
 
     def _call(self, method: Callable[[Backend], None]) -> None:
         if self._backend is None:
@@ -166,7 +158,7 @@ def make_trackers(recipe: TrainingConfig, run: Run, step: int) -> list[Tracker]:
         "wandb": ("Weights & Biases", lambda: WandbBackend(run, recipe)),
     }
     enabled = {package: known[package] for package in _enabled_packages(recipe.track)}
-    return [Tracker(name, package, opener, recipe.track.samples) for package, (name, opener) in enabled.items()]
+    return [Tracker(name, package, opener) for package, (name, opener) in enabled.items()]
 
 
 def _enabled_packages(track: Track) -> dict[str, str]:
@@ -195,11 +187,9 @@ class TensorBoardBackend:
 
         return SummaryWriter(str(self._folder), purge_step=step + 1)
 
-    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
+    def send(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        if text is not None:
-            self._writer.add_text("val/sample", _code_block(text), step)
         self._writer.flush()  # nothing is lost if the run is killed
 
     def rewind(self, step: int) -> None:
@@ -241,16 +231,15 @@ class WandbBackend:
         self._n_rows = 0
         for number, row in _numbered_rows(run):
             self._n_rows = number
-            self.send(row["step"], to_scalars(row), None)
+            self.send(row["step"], to_scalars(row))
         self._n_rows = _count_rows(run)
         if self._offline:
             logger.info(f"W&B is offline; upload the run with: wandb sync {self._folder}")
 
-    def send(self, step: int, values: Mapping[str, float], text: str | None) -> None:
+    def send(self, step: int, values: Mapping[str, float]) -> None:
         number, self._n_rows = self._n_rows, self._n_rows + 1
         if number >= self._n_delivered:
-            sample = {} if text is None else {"val/sample": text}
-            self._run.log({"step": step, **values, **sample}, step=number, commit=True)
+            self._run.log({"step": step, **values}, step=number, commit=True)
 
     def rewind(self, step: int) -> None:
         """Keep the rewound rows; in the charts the line goes back to `step` and continues from there."""
