@@ -5,13 +5,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from arcuate.data import alphabet as tokens
 from arcuate.data import text as module
-from arcuate.data.alphabet import CLASSES
 from arcuate.data.text import (
     apply_letter_rules,
     dictionary,
@@ -19,6 +18,7 @@ from arcuate.data.text import (
     normalise_text,
     pronounce,
     pronounce_by_rule,
+    pronounce_unknown,
     text_to_tokens,
 )
 from arcuate.errors import UserError
@@ -162,55 +162,26 @@ def test_real_label_lengths_agree() -> None:
     assert agree / len(rows) >= 0.96
 
 
-# --- grapheme-to-phoneme network
+# --- words of lexicons
 
 
-@pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """Random weights in the shapes of g2p_en's."""
-    rng = np.random.default_rng(0)
-    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in module._SHAPES.items()}
-    monkeypatch.setattr(module, "_load_weights", lambda: weights)
-    return weights
+class Network:
+    """Stands for g2p_en.G2p."""
+
+    def predict(self, word: str) -> list[str]:
+        return [] if word == "silent" else ["Z", "AO1", "<unk>", "K"]
 
 
-def test_the_network_is_a_gru_over_letters(network: dict[str, np.ndarray]) -> None:
-    torch = pytest.importorskip("torch")
-    cells = {side: torch.nn.GRUCell(256, 256) for side in ("enc", "dec")}
-    for side, cell in cells.items():
-        for ours, theirs in (("w_ih", "weight_ih"), ("w_hh", "weight_hh"), ("b_ih", "bias_ih"), ("b_hh", "bias_hh")):
-            getattr(cell, theirs).data = torch.from_numpy(network[f"{side}_{ours}"])
-    h = torch.zeros(1, 256)
-    for letter in [3 + ord(c) - ord("a") for c in "zq"] + [2]:
-        h = cells["enc"](torch.from_numpy(network["enc_emb"][[letter]]), h)
-    expected, last = [], 2
-    for _ in range(20):
-        h = cells["dec"](torch.from_numpy(network["dec_emb"][[last]]), h)
-        last = int((torch.from_numpy(network["fc_w"]) @ h[0] + torch.from_numpy(network["fc_b"])).argmax())
-        if last == 3:
-            break
-        expected.append(module._OUTPUTS[last].rstrip("012"))
-    assert module._run_network("zq", network) == tuple(p for p in expected if p in CLASSES)
+def test_unknown_words_by_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "g2p_en", SimpleNamespace(G2p=Network, __spec__=SimpleNamespace()))
+    module._load_network.cache_clear()
+    assert pronounce_unknown("hello's") == ("HH", "AH", "L", "OW", "Z")  # known stems come first
+    assert pronounce_unknown("zqxv") == ("Z", "AO", "K")
+    assert pronounce_unknown("zqxv-hello") == ("Z", "AO", "K", "HH", "AH", "L", "OW")
+    module._load_network.cache_clear()
 
 
-def test_known_stems_come_before_the_network(network: dict[str, np.ndarray]) -> None:
-    assert set(module.pronounce_unknown("unplugs")) <= set(CLASSES)
-    assert module.pronounce_unknown("hello's") == ("HH", "AH", "L", "OW", "Z")
-    assert module.pronounce_unknown("zqxv") == module._run_network("zqxv", network) != pronounce_by_rule("zqxv")
-    assert set(module.pronounce_unknown("zqxv-vk")) <= set(CLASSES)
-
-
-def test_rules_replace_a_missing_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_load_weights", lambda: None)
-    assert (
-        module.pronounce_unknown("zorgtown") == ("Z", "AO", "R", "G", "T", "AW", "N") == pronounce_by_rule("zorgtown")
-    )
-
-
-def test_damaged_network_weights_are_rejected(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint20.npz").write_bytes(b"PK\x03\x04 broken")
-    with pytest.raises(UserError, match="g2p_en"):
-        module._read_weights(tmp_path / "checkpoint20.npz")
-    np.savez(tmp_path / "small.npz", **{name: np.zeros(3) for name in module._SHAPES})
-    with pytest.raises(UserError, match="does not match g2p_en"):
-        module._read_weights(tmp_path / "small.npz")
+def test_unknown_words_by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pronounce_unknown("zorgtown") == ("Z", "AO", "R", "G", "T", "AW", "N") == pronounce_by_rule("zorgtown")
+    with pytest.raises(UserError, match="give its phonemes"):
+        pronounce_unknown("123")

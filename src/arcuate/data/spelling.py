@@ -8,16 +8,6 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-).split()
-_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
-_SCALES = ("", " thousand", " million", " billion", " trillion")
-_ORDINALS = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-    "twelve": "twelfth",
-}  # fmt: skip
 _CURRENCIES = {"$": "dollar", "£": "pound", "€": "euro"}
 _MAX_DIGITS = 15
 
@@ -59,26 +49,33 @@ def spell_out(text: str) -> Spelling:
 
 def _spell_match(found: re.Match[str]) -> str:
     whole, decimals = found["whole"].replace(",", ""), found["decimals"]
-    if len(whole) > _MAX_DIGITS:
-        words = " ".join(_ONES[int(digit)] for digit in whole)  # a code or telephone number
+    number = int(whole)
+    if len(whole) > _MAX_DIGITS or (whole.startswith("0") and len(whole) > 1):
+        words = " ".join(map(_words, whole))  # a code or telephone number
     elif found["minutes"]:
         minutes = int(found["minutes"])
-        words = f"{number_words(int(whole))} {'' if minutes >= 10 else 'oh '}{number_words(minutes)}"
-        words = number_words(int(whole)) + " o'clock" if not minutes else words
+        words = (
+            f"{_words(whole)} {'oh ' if minutes < 10 else ''}{_words(minutes)}"
+            if minutes
+            else f"{_words(whole)} o'clock"
+        )
     elif _is_year(found):
-        words = _year_words(int(whole))
-    elif whole.startswith("0") and len(whole) > 1:
-        words = " ".join(_ONES[int(digit)] for digit in whole)
+        words = _words(number, "year").replace("oh-", "oh ")
     else:
-        words = number_words(int(whole))
+        words = _words(number, "ordinal" if found["ordinal"] else "cardinal")
     if decimals:
-        words += " point " + " ".join(_ONES[int(digit)] for digit in decimals)
-    if found["ordinal"]:
-        words = _ordinal(words)
+        words += " point " + " ".join(map(_words, decimals))
     if found["currency"]:
         words += f" {_CURRENCIES[found['currency']]}" + ("" if words == "one" else "s")
     sign = "minus " if found["sign"] else ""
     return f"{_gap(found, -1)}{sign}{words}{' percent' if found['percent'] else ''}{_gap(found, 1)}"
+
+
+def _words(number: int | str, kind: str = "cardinal") -> str:
+    """A number in American words: without commas, and without the "and" of "one hundred and five"."""
+    from num2words import num2words  # imported for numbers only: most texts have none
+
+    return str(num2words(int(number), to=kind)).replace(",", "").replace(" and ", " ")
 
 
 def _gap(found: re.Match[str], side: int) -> str:
@@ -90,41 +87,3 @@ def _gap(found: re.Match[str], side: int) -> str:
 def _is_year(found: re.Match[str]) -> bool:
     plain = not any(found[part] for part in ("sign", "currency", "decimals", "percent", "ordinal"))
     return plain and len(found["whole"]) == 4 and (1100 <= int(found["whole"]) < 2000 or found["whole"][:2] == "20")
-
-
-def _year_words(year: int) -> str:
-    century, rest = divmod(year, 100)
-    if year in range(2000, 2010):
-        return number_words(year)
-    if not rest:
-        return f"{number_words(century)} hundred"
-    return f"{number_words(century)} {'oh ' if rest < 10 else ''}{number_words(rest)}"
-
-
-def number_words(number: int) -> str:
-    """A non-negative integer below 10^15 in words, as in "one hundred twenty-three"."""
-    if number < 20:
-        return _ONES[number]
-    groups = []
-    for scale in _SCALES:
-        number, group = divmod(number, 1000)
-        if group:
-            groups.append(_below_thousand(group) + scale)
-    return " ".join(reversed(groups))
-
-
-def _below_thousand(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    words = [f"{_ONES[hundreds]} hundred"] if hundreds else []
-    if rest >= 20:
-        tens, ones = divmod(rest, 10)
-        words.append(_TENS[tens] + (f"-{_ONES[ones]}" if ones else ""))
-    elif rest:
-        words.append(_ONES[rest])
-    return " ".join(words)
-
-
-def _ordinal(words: str) -> str:
-    head, mark, last = re.fullmatch(r"(.*?)([ -]?)([a-z]+)", words).groups()  # type: ignore[union-attr]
-    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return head + mark + _ORDINALS.get(last, regular)
