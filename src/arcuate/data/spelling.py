@@ -54,11 +54,8 @@ def _spell_match(found: re.Match[str]) -> str:
         words = " ".join(map(_words, whole))  # a code or telephone number
     elif found["minutes"]:
         minutes = int(found["minutes"])
-        words = (
-            f"{_words(whole)} {'oh ' if minutes < 10 else ''}{_words(minutes)}"
-            if minutes
-            else f"{_words(whole)} o'clock"
-        )
+        past = f"{'oh ' if minutes < 10 else ''}{_words(minutes)}" if minutes else "o'clock"
+        words = f"{_words(whole)} {past}"
     elif _is_year(found):
         words = _words(number, "year").replace("oh-", "oh ")
     else:
