@@ -28,6 +28,7 @@ def model_of(encoder: EncoderSettings) -> Model:
     return Model(ModelConfig(settings=settings, n_channels=4, sessions=("a", "b"), classes=CLASSES)).eval()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # read by torch's own tracing
 def test_compiled_blocks_compute_the_same_for_batches_of_any_length() -> None:
     torch._dynamo.reset()
     counters.clear()

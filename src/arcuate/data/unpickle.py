@@ -8,6 +8,7 @@ written here, so that a file can build plain values and call nothing else. A che
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def load_checkpoint(path: Path) -> Any:
 
     try:
         is_zip = zipfile.is_zipfile(path)  # the format since PyTorch 1.6
-        with torch.serialization.safe_globals(_numpy_scalars()):
+        with torch.serialization.safe_globals(_numpy_scalars()), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # what it cannot read is an error anyway
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (*_BROKEN, AssertionError) as error:
         check_resources(error, path)
