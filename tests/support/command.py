@@ -87,9 +87,10 @@ def _restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in sys.modules.keys() - modules:  # components of a user, imported from the current folder
-            if str(getattr(sys.modules[name], "__file__", None)).startswith(os.getcwd() + os.sep):
-                del sys.modules[name]
+        here = os.getcwd()  # that of the tests may contain the virtual environment
+        for name in sys.modules.keys() - modules if here != folder else ():
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(here + os.sep):
+                del sys.modules[name]  # a component of a user
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(variables)
