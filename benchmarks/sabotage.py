@@ -30,7 +30,7 @@ import torch
 
 from arcuate.data.alphabet import SILENCE, min_frames
 from arcuate.data.batching import PlannedBatches
-from arcuate.data.prepare import prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.store_writer import create_store
@@ -198,8 +198,8 @@ def make_store(out: Path, cohort: str, fault: str = "") -> Path:
     clean = out / "data" / cohort / "store"
     if not clean.exists():
         source = out / "data" / cohort / "source"
-        simulate(source, **COHORTS[cohort], force=True)
-        prepare_store(source, clean)
+        simulate(source, **COHORTS[cohort])
+        prepare(source, clean)
     if not fault:
         return clean
     store = out / "data" / cohort / f"store-{fault.replace(':', '-')}"

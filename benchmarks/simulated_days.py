@@ -20,7 +20,7 @@ import numpy as np
 from arcuate.adaptation.drift import SessionDrift, compare_sessions, measure_sessions
 from arcuate.data.alphabet import CLASSES, token_names
 from arcuate.data.electrodes import list_arrays
-from arcuate.data.prepare import prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_since_first
@@ -48,17 +48,16 @@ def make_seed(out: Path, seed: int) -> None:
     work = out / f"work-{seed}"
     if work.exists():
         shutil.rmtree(work)
-    difficulty = ("easy", "real")[seed % 2]
     simulate(
         work / "source",
         n_sessions=SESSIONS,
         n_trials=TRIALS,
         n_electrodes=ELECTRODES,
-        difficulty=difficulty,
+        difficulty="real" if seed % 2 else "easy",
         seed=seed,
         later=LATER,
     )
-    prepare_store(work / "source", work / "store")
+    prepare(work / "source", work / "store")
     changes = [f"data.max_sessions={SESSIONS}", f"train.seed={seed}", f"train.steps={STEPS}", "encoder.width=96"]
     changes += ["train.validate_every=450", "train.checkpoint_every=450", "schedule.peak_lr=0.005"]
     train("tiny", HeldOut(Store.open(work / "store")), work / "run", overrides=changes)

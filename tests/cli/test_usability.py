@@ -10,7 +10,7 @@ import pytest
 
 from arcuate.cli.prepare import leakage_line, print_summary
 from arcuate.config import to_yaml
-from arcuate.data.prepare import prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
 from arcuate.evaluation.metrics import Score
@@ -119,7 +119,7 @@ def test_runs_can_be_compared(tmp_path: Path) -> None:
 def test_one_item_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (counted(1, "session"), counted(0, "session")) == ("1 session", "0 sessions")
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    report = prepare(tmp_path / "source", tmp_path / "store").report
     print_summary(report, tmp_path / "store")
     assert "1 trial in 1 session, 8 channels" in capsys.readouterr().out
     assert report.leakage is not None
@@ -129,7 +129,7 @@ def test_one_item_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.Capt
 def test_the_line_about_leakage_counts_what_is_shared(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_hdf5(tmp_path / "source" / "t15.2023.08.11" / f"data_{split}.hdf5", [FakeTrial(noise(seed=1))])
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    report = prepare(tmp_path / "source", tmp_path / "store").report
     assert report.leakage is not None
     line = leakage_line(report.leakage)
     assert "1 recording in two splits" in line and "1 of 1 val sentences in train" in line

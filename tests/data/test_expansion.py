@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from arcuate.data.prepare import prepare, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.decoding.frame_files import read_frames
 from arcuate.errors import UserError
 from arcuate.files import read_npz, save_npz
@@ -55,7 +55,7 @@ def test_hdf5(tmp_path: Path) -> None:
         del file["trial_0001/input_features"]
         file["trial_0001"].create_dataset("input_features", (BYTES // 32, 8), "f4")  # nothing is stored: all zero
         file["trial_0001"].attrs["n_time_steps"] = BYTES // 32
-    report = prepare_store(tmp_path, tmp_path / "store")
+    report = prepare(tmp_path, tmp_path / "store").report
     (row,) = report.unreadable
     assert report.trials == 1 and row.trial.endswith("0001") and "expand" in row.detail
 
@@ -66,7 +66,7 @@ def test_hdf5_trials_that_share_their_values(tmp_path: Path) -> None:
         large = file.create_dataset("trial_0000/large", (2**19, 8), "f4")  # 16 MB in every trial
         for i in range(1, 9):
             file.create_group(f"trial_{i:04d}")["input_features"] = large
-    report = prepare_store(tmp_path, tmp_path / "store")
+    report = prepare(tmp_path, tmp_path / "store").report
     assert 1 < report.trials < 9 and all("expand" in row.detail for row in report.unreadable)
 
 

@@ -10,14 +10,13 @@ import pytest
 import yaml
 
 from arcuate.data.export import export_data
-from arcuate.data.prepare import PrepareOptions, inspect_source, prepare
+from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.command import arcuate
 from support.recordings import FakeTrial, noise, write_hdf5
 
 pytest.importorskip("pynwb", reason="pynwb is not installed")
-NWB = PrepareOptions(layout="nwb")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def write_units(path: Path) -> None:
 def test_units_are_binned_by_a_guessed_mapping(tmp_path: Path) -> None:
     write_units(tmp_path / "lab" / "sub-01_ses-20240501.nwb")
     store = prepare(tmp_path / "lab", tmp_path / "store", layout="nwb")
-    assert store.report is not None and store.report.mapping is not None
+    assert store.report.mapping is not None
     assert (store.report.mapping["bins"], store.report.mapping["text"]) == ([], "sentence")
     assert [t.split for t in store.trials] == ["train"] * 8 + ["val", "test"]
     bins = store.read_bins(store.trials[0])
@@ -123,7 +122,7 @@ def test_a_dry_run_prints_the_mapping_to_edit(tmp_path: Path) -> None:
     start = next(i for i, line in enumerate(lines) if line.startswith("bins:"))
     mapping = yaml.safe_load("\n".join(line for line in lines[start:] if ": " in line and not line.startswith("nwb:")))
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**mapping, "text": None}), "utf-8")
-    report = inspect_source(tmp_path / "lab", PrepareOptions(layout=str(tmp_path / "mine.yaml")))
+    report = prepare(tmp_path / "lab", layout=str(tmp_path / "mine.yaml"), dry_run=True).report
     assert report.trials == 10 and {row.reason for row in report.quality} == {"no label"}
 
 
@@ -139,7 +138,7 @@ def test_a_dry_run_prints_the_mapping_to_edit(tmp_path: Path) -> None:
 )
 def test_wrong_mappings_are_explained(small: Store, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     export_data(small, tmp_path / "nwb")
-    mapping = inspect_source(tmp_path / "nwb", NWB).mapping
+    mapping = prepare(tmp_path / "nwb", layout="nwb", dry_run=True).report.mapping
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**(mapping or {}), **change}), "utf-8")
     with pytest.raises(UserError, match=message):
         prepare(tmp_path / "nwb", tmp_path / "store", layout=str(tmp_path / "mine.yaml"))
@@ -151,7 +150,7 @@ def test_links_to_other_files_are_refused(small: Store, tmp_path: Path) -> None:
         data.move("acquisition/bins", "elsewhere")
         data["acquisition/bins"] = h5py.ExternalLink(str(files[1]), "/acquisition/bins")
     store = prepare(tmp_path / "nwb", tmp_path / "store", layout="nwb")
-    assert store.sessions == ("t15.2023.09.01",) and store.report is not None
+    assert store.sessions == ("t15.2023.09.01",)
     assert all("link" in row.detail for row in store.report.unreadable), store.report.unreadable
 
 
@@ -220,10 +219,9 @@ def test_brainsets_files_are_a_dataset_of_torch_brain(small: Store, tmp_path: Pa
 
 def test_exports_do_not_overwrite(small: Store, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    for force in (False, True):
-        with pytest.raises(UserError, match="exists"):
-            export_data(small, tmp_path / "mine", force=force)
+    with pytest.raises(UserError, match="exists"):
+        export_data(small, tmp_path / "mine")
     with pytest.raises(UserError, match="nwb or brainsets"):
         export_data(small, tmp_path / "new", to="csv")
     export_data(small, tmp_path / "new", to="nwb")
-    export_data(small, tmp_path / "new", to="nwb", force=True)
+    export_data(small, tmp_path / "new", to="nwb")

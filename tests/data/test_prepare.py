@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from arcuate.cli.prepare import print_report
-from arcuate.data.prepare import inspect_source, prepare, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from support.cli import assert_refused, one_object
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_the_report_has_the_keys_that_scripts_rely_on(source: Path, tmp_path: Path) -> None:
-    found = json.loads(json.dumps(prepare_store(source, tmp_path / "store").to_dict()))
+    found = json.loads(json.dumps(prepare(source, tmp_path / "store").report.to_dict()))
     assert (found["trials"], found["sessions"], found["n_channels"], found["layout"]) == (6, 2, 8, "b2t25")
     assert [(row["trial"], row["reason"], row["number"]) for row in found["rejected"]] == [
         (f"{SESSION}/train/0001", "non-finite", 1)
@@ -54,8 +54,7 @@ def test_the_report_has_the_keys_that_scripts_rely_on(source: Path, tmp_path: Pa
 def test_prepare_returns_the_opened_store_with_its_report(source: Path, tmp_path: Path) -> None:
     store = prepare(str(source), str(tmp_path / "store"))
     assert len(store.trials) == 6 and store.read_bins(store.trials[0]).shape == (60, 8)
-    assert store.report is not None and store.report.trials == 6
-    assert Store.open(store.path).report is None
+    assert store.report.trials == 6
 
 
 def test_bad_trials_are_stored_and_excluded_from_training(source: Path, tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_bad_trials_are_stored_and_excluded_from_training(source: Path, tmp_path
 
 
 def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert report.leakage is not None
     assert report.leakage["trials"] == {"train-val": 1, "train-test": 0, "val-test": 0}
     assert report.leakage["texts"]["val in train"] == {"n": 1, "of": 2, "share": 0.5}
@@ -74,7 +73,7 @@ def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
 
 
 def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     with (tmp_path / "store" / "quality.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["trial"], row["action"]) for row in rows] == [
@@ -87,17 +86,17 @@ def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_source_twice_gives_the_same_store(source: Path, tmp_path: Path) -> None:
-    reports = [prepare_store(source, tmp_path / name) for name in ("a", "b")]
+    reports = [prepare(source, tmp_path / name).report for name in ("a", "b")]
     assert reports[0].hashes == reports[1].hashes
     for name in ("manifest.json", "quality.csv", f"sessions/{SESSION}.npy", f"sessions/{SESSION}.npz"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
 def test_a_changed_value_changes_the_hash_of_its_split_alone(source: Path, tmp_path: Path) -> None:
-    before = prepare_store(source, tmp_path / "a").hashes
+    before = prepare(source, tmp_path / "a").report.hashes
     with h5py.File(source / SESSION / "data_val.hdf5", "a") as file:
         file["trial_0001/input_features"][0, 0] += 1
-    after = prepare_store(source, tmp_path / "b").hashes
+    after = prepare(source, tmp_path / "b").report.hashes
     assert {split for split in before if before[split] != after[split]} == {"val"}
 
 
@@ -114,7 +113,7 @@ def test_unreadable_files_are_reported_and_skipped(source: Path, tmp_path: Path)
 def test_an_unreadable_trial_does_not_affect_the_others(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000/input_features"]
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     (row,) = report.rows("missing")
     assert (row.trial, row.detail) == (f"{SESSION}/train/0000", "input_features is missing")
     assert (len(report.unreadable), report.trials) == (1, 5)
@@ -141,7 +140,7 @@ def test_labels_of_other_sentences_are_reported(tmp_path: Path, messages: list[s
     texts = ["Bring.", "Bring.", "She sells shells."]
     trials = [FakeTrial(noise(60, seed=i), text=text) for i, text in enumerate(texts)]
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", trials)
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    report = prepare(tmp_path / "source", tmp_path / "store").report
     (row,) = report.quality
     assert (row.trial, row.action) == (f"{SESSION}/train/0002", "kept")
     assert row.detail == "'She sells shells.' is labelled B R IH NG SIL"
@@ -153,7 +152,7 @@ def test_labels_of_other_sentences_are_reported(tmp_path: Path, messages: list[s
 
 
 def test_a_partial_download_differs_from_the_published_numbers(source: Path) -> None:
-    checks = {check.what: check for check in inspect_source(source).release}
+    checks = {check.what: check for check in prepare(source, dry_run=True).report.release}
     assert checks["sessions"].differs and (checks["sessions"].found, checks["sessions"].expected) == ("2", "45")
     assert checks["val trials"].expected == "1,426" and not checks["first session"].differs
     assert json.loads(arcuate("prepare", source, "--dry-run", "--json").stdout)["release"][0]["status"] == "differs"
@@ -162,13 +161,13 @@ def test_a_partial_download_differs_from_the_published_numbers(source: Path) -> 
 def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> None:
     odd_first = [FakeTrial(noise(60, 3)), *(FakeTrial(noise(60, 8, seed=i)) for i in range(3))]
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", odd_first)
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    report = prepare(tmp_path / "source", tmp_path / "store").report
     assert (report.n_channels, report.trials, len(report.unreadable)) == (8, 3, 1)
     assert report.rows("missing")[0].reason == "channel count"
 
 
 def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> None:
-    report = inspect_source(source)
+    report = prepare(source, dry_run=True).report
     assert (report.trials, report.n_channels, report.written) == (6, 8, False)
     assert {split: counts["trials"] for split, counts in report.splits.items()} == {"train": 3, "val": 2, "test": 1}
     assert report.files[f"{SESSION}/val"] == 2
@@ -181,7 +180,7 @@ def test_the_24_layout_is_prepared(tmp_path: Path) -> None:
     for partition in ("train", "test", "competitionHoldOut"):
         bins = [noise(60, 4, seed=len(partition) + i) for i in range(2)]
         write_mat(root / partition / "t12.2022.04.28.mat", bins, ["Bring it.", "Xyzzyqua."], [3, 4])
-    report = prepare_store(tmp_path, tmp_path / "store")
+    report = prepare(tmp_path, tmp_path / "store").report
     store = Store.open(tmp_path / "store")
     assert (report.layout, store.n_channels, report.unreadable) == ("b2t24", 8, [])
     assert {(info.split, info.text) for info in store.trials} == {
@@ -208,7 +207,7 @@ def test_wrong_paths_raise_user_errors(source: Path, tmp_path: Path) -> None:
 
 def test_the_printed_tables_name_every_part(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / LATER / "data_train.hdf5").write_bytes(b"broken")
-    print_report(prepare_store(source, tmp_path / "store"), tmp_path / "store")
+    print_report(prepare(source, tmp_path / "store").report, tmp_path / "store")
     printed = capsys.readouterr()
     for part in ("train", "val", "test", "leakage", "non-finite", "excluded from training", "5 trials"):
         assert part in printed.out, part

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from arcuate.cli.prepare import print_report
-from arcuate.data.prepare import PrepareReport, inspect_source, prepare, prepare_store
+from arcuate.data.prepare import PrepareReport, prepare
 from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_release
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -55,7 +55,7 @@ def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(source: Path, tmp_p
             file["trial_0000"].attrs["sentence_label"] = np.bytes_(b"caf\xe9 now")
     else:
         set_label(path, b"caf\xe9 now")
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     row = report.quality[0]
     assert (row.trial, row.reason, row.action) == (f"{SESSION}/train/0000", "text encoding", "kept")
     assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
@@ -65,7 +65,7 @@ def test_invalid_character_codes_are_replaced_and_reported(source: Path, tmp_pat
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000"].attrs["sentence_label"]
         file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert [row.reason for row in report.quality] == ["text encoding", "label differs from text"]
     assert Store.open(tmp_path / "store").trials[0].text == "H�i"
 
@@ -73,7 +73,7 @@ def test_invalid_character_codes_are_replaced_and_reported(source: Path, tmp_pat
 def test_an_entry_with_an_invalid_name_is_reported(source: Path, tmp_path: Path) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         file.create_group(b"not\xffes")
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     (row,) = report.quality
     assert row.reason == "unexpected entry" and "not" in row.detail
     assert table(tmp_path / "store")[0]["detail"] == row.detail
@@ -93,11 +93,11 @@ def test_a_session_folder_with_an_invalid_name_is_unreadable_and_skipped(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_hdf5(odd_folder(source) / "data_train.hdf5", [FakeTrial(noise(), attributes={"session": None})])
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     found = json.loads(json.dumps(report.to_dict(), ensure_ascii=False).encode("utf-8"))
     assert found["trials"] == 2
     assert [row["trial"] for row in found["unreadable"]] == ["t15.�/train"]
-    dry_run = inspect_source(source)
+    dry_run = prepare(source, dry_run=True).report
     print_report(dry_run, tmp_path / "dry")
     assert dry_run.unreadable and capsys.readouterr().out.encode("utf-8")
 
@@ -106,7 +106,7 @@ def test_a_mat_file_with_an_invalid_name_is_unreadable(tmp_path: Path) -> None:
     train = tmp_path / "c" / "train"
     path = write_mat(train / "t12.2022.04.28.mat", [noise()], ["Yes."])
     (train / os.fsdecode(b"t12.\xff.mat")).write_bytes(path.read_bytes())
-    report = prepare_store(tmp_path / "c", tmp_path / "store")
+    report = prepare(tmp_path / "c", tmp_path / "store").report
     assert actions(report) == {"t12.�/train": "missing"}
 
 
@@ -127,7 +127,7 @@ def test_renamed_data_files_are_reported_and_ignored(
         write_hdf5(source / SESSION / name, [FakeTrial(noise())])
     write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [FakeTrial(noise())])
     (source / SESSION / "notes.txt").touch()
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     print_report(report, tmp_path / "store")
     printed = capsys.readouterr()
     assert not report.unreadable
@@ -145,7 +145,7 @@ def test_renamed_files_of_the_24_layout_are_reported(tmp_path: Path) -> None:
     (root / "holdOut").mkdir()
     (root / "holdOut" / "t12.2022.05.05.mat").write_bytes(path.read_bytes())
     (root / "test" / "t12.2022.05.05.mat").mkdir(parents=True)
-    report = prepare_store(root, tmp_path / "store")
+    report = prepare(root, tmp_path / "store").report
     assert actions(report) == {
         "train/t12.2022.05.05.MAT": "ignored",
         "holdOut/t12.2022.05.05.mat": "ignored",
@@ -157,7 +157,7 @@ def test_renamed_files_of_the_24_layout_are_reported(tmp_path: Path) -> None:
 def test_a_data_file_that_is_a_folder_is_unreadable(source: Path, tmp_path: Path) -> None:
     (source / SESSION / "data_val.hdf5").mkdir()
     (source / "t15.2023.09.01" / "data_train.hdf5").mkdir(parents=True)
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert actions(report) == {f"{SESSION}/val": "missing", "t15.2023.09.01/train": "missing"}
     assert report.unreadable
 
@@ -190,7 +190,7 @@ def test_a_session_folder_without_permission_is_unreadable_and_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deny(source / LATER, monkeypatch)
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert (len(report.unreadable), report.trials) == (1, 1)
     (row,) = report.rows("missing")
     assert row.trial == LATER and "Permission denied" in row.detail
@@ -216,7 +216,7 @@ def test_the_error_names_a_folder_without_permission(tmp_path: Path, monkeypatch
 def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path) -> None:
     (source / "t15.2023.09.01").symlink_to(tmp_path / "unmounted")
     (source / "t15.2023.09.02").symlink_to(source / "t15.2023.09.02")
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert report.unreadable and report.trials == 2
     assert actions(report) == {"t15.2023.09.01": "missing", "t15.2023.09.02": "missing"}
 
@@ -224,14 +224,14 @@ def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path)
 @pytest.mark.parametrize("name", [DESCRIPTION_FILE, TRUTH_FILE])
 def test_an_unreadable_side_file_does_not_stop_preparation(source: Path, tmp_path: Path, name: str) -> None:
     (source / name).symlink_to(source / name)
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert report.unreadable and report.trials == 2
     assert actions(report) == {name: "missing"}
 
 
 def test_a_corpus_table_that_is_not_csv_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
     (source / DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
-    report = prepare_store(source, tmp_path / "store")
+    report = prepare(source, tmp_path / "store").report
     assert actions(report) == {DESCRIPTION_FILE: "missing"}
 
 

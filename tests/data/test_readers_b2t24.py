@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from arcuate.data.prepare import prepare, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.readers.b2t24 import B2T24, DEFAULT_FEATURES
 from arcuate.data.readers.release import find_release
 from arcuate.data.readers.source import ReadResult, UnreadableFile
@@ -160,7 +160,7 @@ def test_random_damage_does_not_crash(tmp_path: Path, seed: int) -> None:
         content[place] = rng.integers(256)
     path.write_bytes(content)
     with contextlib.suppress(UserError):  # no trial could be read
-        assert prepare_store(tmp_path, tmp_path / "store").written
+        assert prepare(tmp_path, tmp_path / "store").report.written
 
 
 def test_a_missing_variable_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -204,16 +205,17 @@ def test_progress_is_reported_for_every_trial(tmp_path: Path) -> None:
 def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"layout": "b2t25", "n_sessions": 1, "n_trials": 3, "n_electrodes": 4}
     (tmp_path / "hdf5_data_final" / "t15.2023.08.11").mkdir(parents=True)
-    for force in (False, True):
-        with pytest.raises(UserError, match="already contains recordings"):
-            simulate(tmp_path, force=force, **arguments)
-    with pytest.raises(UserError, match="already contains recordings"):
-        simulate(b2t25, **arguments)
+    with pytest.raises(UserError, match="already contains hdf5_data_final"):
+        simulate(tmp_path, **arguments)
+    shutil.copytree(b2t25, tmp_path / "mixed")
+    (tmp_path / "mixed" / "store").mkdir()
+    with pytest.raises(UserError, match="already contains store"):
+        simulate(tmp_path / "mixed", **arguments)
 
 
-def test_simulated_recordings_are_replaced_with_force(tmp_path: Path) -> None:
+def test_simulated_recordings_are_replaced(tmp_path: Path) -> None:
     simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=3, n_electrodes=4, seed=1)
-    simulate(tmp_path, layout="b2t25", n_sessions=1, n_trials=3, n_electrodes=4, seed=2, force=True)
+    simulate(tmp_path, layout="b2t25", n_sessions=1, n_trials=3, n_electrodes=4, seed=2)
     assert len(list((tmp_path / "hdf5_data_final").iterdir())) == 1
     assert {line["seed"] for line in truth(tmp_path)} == {2}
 
@@ -228,10 +230,10 @@ def test_simulated_recordings_are_replaced_with_force(tmp_path: Path) -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 10**400}, "seed"),
         ({"n_sessions": -3}, "1 session"),
-        ({"layout": "b2t23"}, "b2t25, b2t24, nwb or falcon-h2"),
+        ({"layout": "b2t23"}, "b2t25, b2t24, falcon-h2"),
         ({"n_trials": 2}, "3 trials"),
         ({"n_electrodes": 2}, "4 electrodes"),
-        ({"ms_per_phoneme": 5.0}, "120"),
+        ({"layout": "nwb"}, "export a prepared cohort"),
     ],
 )
 def test_errors_name_the_remedy(wrong: dict[str, Any], remedy: str, tmp_path: Path) -> None:
@@ -255,9 +257,7 @@ def test_an_interrupted_cohort_is_not_found(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=lambda: simulate(out, progress=die, **COHORT))
     child.start()
     child.join()
-    assert child.exitcode == 9 and out.exists()
-    with pytest.raises(UserError, match="no recordings"):
-        find_release(out)
+    assert child.exitcode == 9 and not out.exists()
     simulate(out, **COHORT)
     assert {path.name for path in out.iterdir()} == {"hdf5_data_final", TRUTH_FILE, DESCRIPTION_FILE}
     assert len(find_release(out).files) == 6
@@ -271,7 +271,7 @@ def test_a_failure_leaves_an_older_cohort_unchanged(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(tmp_path, seed=5, force=True, progress=fail, **COHORT)
+        simulate(tmp_path, seed=5, progress=fail, **COHORT)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -19,7 +19,7 @@ from arcuate.data.simulation.cortex import (
     motor_features,
     record_trial,
 )
-from arcuate.data.simulation.sentences import CORPORA, grammar, inflect, make_sentence
+from arcuate.data.simulation.sentences import CORPORA, grammar, make_sentence
 from arcuate.data.text import pronounce
 
 ARRAYS = (
@@ -65,26 +65,6 @@ def test_grammar_refers_only_to_itself() -> None:
     rng = np.random.default_rng(0)
     for name in grammar():
         make_sentence(name, rng)
-
-
-@pytest.mark.parametrize(
-    ("word", "form", "expected"),
-    [
-        ("stop", "ing", "stopping"),
-        ("use", "ing", "using"),
-        ("see", "ing", "seeing"),
-        ("carry", "past", "carried"),
-        ("bring", "past", "brought"),
-        ("look at", "past", "looked at"),
-        ("fix", "past", "fixed"),
-        ("city", "s", "cities"),
-        ("boy", "s", "boys"),
-        ("parking lot", "s", "parking lots"),
-        ("child", "s", "children"),
-    ],
-)
-def test_inflections(word: str, form: str, expected: str) -> None:
-    assert inflect(word, form) == expected
 
 
 def test_every_phoneme_has_its_own_gesture() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from arcuate.data.alphabet import token_names
-from arcuate.data.prepare import prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.spelling import spell_out
 from arcuate.data.store import Store
 from arcuate.data.text import text_to_tokens
@@ -52,7 +52,7 @@ def test_labels_of_numbers_and_foreign_letters() -> None:
 def test_what_cannot_be_spelled_is_a_quality_problem(tmp_path: Path) -> None:
     texts = ["Year 1984.", "Привет you", "...", "Plain text."]
     write_mat(tmp_path / "s" / "train" / "t12.2022.04.28.mat", [noise(200, 4)] * 4, texts)
-    report = prepare_store(tmp_path / "s", tmp_path / "store")
+    report = prepare(tmp_path / "s", tmp_path / "store").report
     reasons = {(row.trial[-4:], row.reason, row.action) for row in report.quality}
     assert ("0000", "spelled out", "kept") in reasons
     assert ("0001", "unspoken text", "rejected") in reasons

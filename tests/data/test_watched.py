@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from arcuate.data import watched as module
-from arcuate.data.prepare import PrepareOptions, prepare, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.readers.b2t25 import B2T25
 from arcuate.data.readers.release import find_release
 from arcuate.data.readers.source import UnreadableFile
@@ -122,7 +122,7 @@ def test_a_crash_is_one_unreadable_file(source: Path, tmp_path: Path, monkeypatc
     (tmp_path / "broken_reader.py").write_text(BROKEN, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "tests_of_watched", sys.modules[__name__])
-    report = prepare_store(source, tmp_path / "store", PrepareOptions(layout="broken_reader:Broken"))
+    report = prepare(source, tmp_path / "store", layout="broken_reader:Broken").report
     (row,) = report.unreadable
     assert row.trial == f"{SESSIONS[1]}/train" and "crashed (SIGSEGV)" in row.detail and "data_train.hdf5" in row.detail
     assert report.trials == 7  # one trial was read before the fault, and the other files are complete
@@ -138,5 +138,5 @@ def test_files_that_make_hdf5_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(content)
     monkeypatch.setattr(module, "CPU_SECONDS", 1.0)
     write_hdf5(tmp_path / "source" / SESSIONS[0] / "data_train.hdf5", [FakeTrial(noise(20))])
-    report = prepare_store(tmp_path / "source", tmp_path / "store")
+    report = prepare(tmp_path / "source", tmp_path / "store").report
     assert report.unreadable or report.trials == 5  # another version of the library may read the file

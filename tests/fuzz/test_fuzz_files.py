@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from arcuate.config import read_yaml
 from arcuate.data import watched
-from arcuate.data.prepare import prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.data.unpickle import load_checkpoint as load_torch_checkpoint
 from arcuate.data.unpickle import load_pickle
@@ -122,7 +122,7 @@ def test_recordings(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 
     def read(content: bytes, folder: Path) -> None:
         path.write_bytes(content)
-        report = prepare_store(path.parents[1], folder / "store", force=True)
+        report = prepare(path.parents[1], folder / "store", force=True).report
         store = Store.open(folder / "store")
         assert store.find_changed() == []
         n_missing = sum(1 for row in report.unreadable) + sum("not trials" in row.detail for row in report.quality)
@@ -135,7 +135,7 @@ def test_recordings(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 def test_stores(tmp_path: Path, part: str) -> None:
     shutil.copytree(GOLDEN / "store", tmp_path / "old")
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [FakeTrial(noise(20, 4, seed=i)) for i in range(3)])
-    prepare_store(tmp_path / "source", tmp_path / "store")
+    prepare(tmp_path / "source", tmp_path / "store")
     path = tmp_path / "store" / part
     seed = path.read_bytes()
     original = _contents(tmp_path / "store")

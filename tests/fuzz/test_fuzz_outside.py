@@ -8,7 +8,7 @@ import pytest
 
 from arcuate.data import watched
 from arcuate.data.export import export_data
-from arcuate.data.prepare import PrepareOptions, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.data.text import text_to_tokens
 from arcuate.evaluation.card import card_metadata, read_card, write_card
@@ -25,12 +25,12 @@ def exported(tmp_path: Path) -> Path:
     """A small NWB file."""
     pytest.importorskip("pynwb", reason="pynwb is not installed")
     write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [FakeTrial(noise(20, 4, seed=i)) for i in range(3)])
-    prepare_store(tmp_path / "source", tmp_path / "prepared")
+    prepare(tmp_path / "source", tmp_path / "prepared")
     return export_data(tmp_path / "prepared", tmp_path / "nwb").files[0]
 
 
 def _prepare(path: Path, folder: Path, layout: str) -> None:
-    prepare_store(path.parent, folder / "store", PrepareOptions(layout=layout), force=True)
+    prepare(path.parent, folder / "store", layout=layout, force=True)
     assert Store.open(folder / "store").find_changed() == []
 
 

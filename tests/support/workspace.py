@@ -94,7 +94,6 @@ COMMANDS = {
     "simulate": Command(
         ["simulate", "new", "--sessions", "2", "--trials", "4", "--electrodes", "4", "--seed", "1"],
         ["new"],
-        ["--force"],
     ),
     "prepare": Command(["prepare", "source", "new"], ["new"], keep=["source"]),
     "prepare --force": Command(["prepare", "other", "store", "--force"], ["store"], keep=["other"]),

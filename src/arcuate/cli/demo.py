@@ -38,9 +38,8 @@ def demo(
     if as_json:
         emit_json(result.to_dict())
         return
-    print_summary(result.prepared, data / "store")
-    if result.prepared.leakage is not None:
-        say(leakage_line(result.prepared.leakage))
+    print_summary(result.prepared.report, data / "store")
+    say(leakage_line(result.prepared.leakage))
     print_evaluation(result.evaluation)
     _print_nbest(result.words)
     print_transcription(result.words)

@@ -1,11 +1,11 @@
 """`arcuate export-data`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from arcuate.cli.app import Force, Json, app, complete_from
+from arcuate.cli.app import Json, app, complete_from
 from arcuate.cli.console import counted, emit_json, progress, say
 
 
@@ -19,15 +19,14 @@ def export_data(
     ] = "nwb",
     experimenter: Annotated[str | None, typer.Option(help="Name recorded in NWB files.")] = None,
     institution: Annotated[str | None, typer.Option(help="Name recorded in NWB files.")] = None,
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Write the trials of a store as NWB or brainsets (temporaldata)."""
     from arcuate.data.export import export_data as export
 
     with progress("writing sessions") as report:
-        names = {"experimenter": experimenter, "institution": institution}
-        result = export(store, out, to=to, force=force, **names, progress=report)
+        options: dict[str, Any] = {"to": to, "experimenter": experimenter, "institution": institution}
+        result = export(store, out, progress=report, **options)
     say(f"{counted(result.n_trials, 'trial')} in {counted(len(result.files), 'file')}: {out}")
     if as_json:
         emit_json(result.to_dict())

@@ -9,7 +9,6 @@ import typer
 
 from arcuate.cli.app import Force, Json, app, complete_from
 from arcuate.cli.console import counted, emit_json, out, percent, print_table, progress, say
-from arcuate.errors import UserError
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
@@ -57,16 +56,12 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Check recordings and convert them to a store: one array of bins per session, with random access to trials."""
-    from arcuate.data.prepare import PrepareOptions, inspect_source, prepare_store
+    from arcuate.data.prepare import prepare as prepare_data
 
-    options = PrepareOptions(layout, features, targets, strict)
-    if store is None and not dry_run:
-        raise UserError("STORE is missing; give the folder to write: arcuate prepare SOURCE STORE")
+    options: dict[str, Any] = {"layout": layout, "features": features, "targets": targets, "strict": strict}
     with progress("reading files") as report_progress:
-        if dry_run or store is None:
-            report = inspect_source(source, options, report_progress)
-        else:
-            report = prepare_store(source, store, options, force=force, progress=report_progress)
+        prepared = prepare_data(source, store, force=force, dry_run=dry_run, progress=report_progress, **options)
+    report = prepared.report
     if as_json:
         emit_json(report.to_dict())
     else:

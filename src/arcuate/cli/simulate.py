@@ -1,11 +1,11 @@
 """`arcuate simulate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from arcuate.cli.app import Force, Json, app, complete_from, split_commas
+from arcuate.cli.app import Json, app, complete_from, split_commas
 from arcuate.cli.console import counted, emit_json, progress, say
 
 
@@ -15,8 +15,8 @@ def simulate(
     layout: Annotated[
         str,
         typer.Option(
-            help="b2t25 (HDF5, T15), b2t24 (.mat, T12), nwb, or falcon-h2 (handwriting, NWB).",
-            autocompletion=complete_from("b2t25", "b2t24", "nwb", "falcon-h2"),
+            help="b2t25 (HDF5, T15), b2t24 (.mat, T12) or falcon-h2 (handwriting, NWB).",
+            autocompletion=complete_from("b2t25", "b2t24", "falcon-h2"),
         ),
     ] = "b2t25",
     sessions: Annotated[int, typer.Option(min=1, max=1000, help="Number of sessions.")] = 6,
@@ -37,7 +37,6 @@ def simulate(
             metavar="DAYS",
         ),
     ] = "",
-    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Simulate recordings and write them as files in the layout of a release."""
@@ -45,19 +44,10 @@ def simulate(
 
     form = "numbers of days separated by commas, as in 5,8"
     days = split_commas(later, int, "--later", form) if later else []
+    counts = {"n_sessions": sessions, "n_trials": trials, "n_electrodes": electrodes}
+    options: dict[str, Any] = {"layout": layout, "difficulty": difficulty, "seed": seed, "later": days, **counts}
     with progress("simulating trials") as report:
-        result = simulate_cohort(
-            out,
-            layout=layout,
-            n_sessions=sessions,
-            n_trials=trials,
-            n_electrodes=electrodes,
-            difficulty=difficulty,
-            seed=seed,
-            later=days,
-            force=force,
-            progress=report,
-        )
+        result = simulate_cohort(out, **options, progress=report)
     size = f"{counted(len(result.sessions), 'session')} of {counted(trials, 'trial')}, {electrodes} electrodes"
     say(f"{size}, difficulty {difficulty}: {out}")
     if as_json:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from arcuate.data.readers.b2t24 import B2T24, DEFAULT_FEATURES
 from arcuate.data.readers.source import Problem, ReadResult, SourceFile, UnreadableFile, replace_surrogates
 from arcuate.data.readers.table import open_source
 from arcuate.data.releases import Check, check_release
-from arcuate.data.store import Manifest, Store, hash_trials
-from arcuate.data.store_writer import ManifestBuilder, check_store_target, create_store
+from arcuate.data.store import Manifest, Store
+from arcuate.data.store_writer import StoreWriter, check_store_target, create_store
 from arcuate.data.text import sentence_tokens, text_to_characters
-from arcuate.data.trial import SPLITS, Trial
+from arcuate.data.trial import SPLITS, Layout, Trial
 from arcuate.data.watched import watched
 from arcuate.errors import UserError
 from arcuate.progress import Progress, logger, percent
@@ -90,113 +90,87 @@ class PrepareReport:
         }
 
 
-@dataclass(frozen=True)
-class PrepareOptions:
-    """How recordings are read.
-
-    `layout` names a reader or an NWB mapping file, by default the release found. `features` selects features and area
-    of the '24 layout. `targets` derives the labels from the texts, as "characters" or "phonemes"; by default they are
-    those of the recordings. `strict` refuses recordings with labels that contradict their sentences.
-    """
-
-    layout: str | None = None
-    features: str | None = None
-    targets: str | None = None
-    strict: bool = False
-
-    def __post_init__(self) -> None:
-        if self.targets is not None and self.targets not in ALPHABETS:
-            raise UserError(f"targets {self.targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
-        if self.layout not in (None, B2T24.layout) and self.features is not None:
-            raise UserError("features can be selected for the '24 layout only")
-        if self.features is not None:
-            B2T24(self.features)
-
-
 def prepare(
-    source: str | Path,
-    store: str | Path,
+    source: Path | str,
+    store: Path | str | None = None,
     *,
-    force: bool = False,
-    layout: str | None = None,
+    layout: Layout | None = None,
     features: str | None = None,
-    targets: str | None = None,
+    targets: Literal["phonemes", "characters"] | None = None,
+    force: bool = False,
     strict: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Store:
-    """Read the recordings below `source`, write them to `store` and open it; `Store.report` describes the result.
+    """Check recordings and convert them to a store; `Store.report` says what was found.
 
-    `force` replaces an existing store. The other arguments are those of `PrepareOptions`. Unreadable files are skipped
-    and reported; UserError is raised if nothing could be read.
+    Unreadable files are skipped and reported; UserError is raised if nothing could be read.
+
+    Args:
+        source: Recordings: a release, a folder that contains it, or NWB files.
+        store: Folder to write the store to; not needed with `dry_run`.
+        layout: b2t25, b2t24, nwb, falcon-h2, an NWB mapping file (.yaml), or the name or import path of your reader;
+            default: the release found.
+        features: '24 layout only: features and area; default: tx1+spikePow:6v.
+        targets: Derive the labels from the texts; default: the labels of the recordings.
+        force: Replace an existing store.
+        strict: Refuse labels that contradict their sentences.
+        dry_run: Read and check everything, compare a release with its published numbers, and write nothing.
+        progress: Called with the number of files read so far.
     """
-    options = PrepareOptions(layout, features, targets, strict)
-    report = prepare_store(source, store, options, force=force, progress=progress)
-    opened = Store.open(store)
-    opened.report = report
+    if targets is not None and targets not in ALPHABETS:
+        raise UserError(f"targets {targets!r} is unknown; choose {' or '.join(ALPHABETS)}")
+    if store is None and not dry_run:
+        raise UserError("STORE is missing; give the folder to write: arcuate prepare SOURCE STORE")
+    target = Path(os.path.abspath(store or source))
+    if not dry_run:
+        check_store_target(target, force)
+    preparation = _Preparation(Path(source), layout, features, targets)
+    if dry_run:
+        manifest = preparation.run(StoreWriter(target, preparation.n_channels, dry_run=True), strict, progress)
+    else:
+        with create_store(target, preparation.n_channels, force) as writer:
+            manifest = preparation.run(writer, strict, progress)
+    opened = Store(target, manifest)
+    opened.report = preparation.report(opened, written=not dry_run)
     return opened
-
-
-def prepare_store(
-    source: str | Path,
-    store: str | Path,
-    options: PrepareOptions = PrepareOptions(),
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> PrepareReport:
-    """Like `prepare`, but return the report only."""
-    target = Path(os.path.abspath(store))
-    check_store_target(target, force)
-    preparation = _Preparation(Path(source), options, progress)
-    with create_store(target, preparation.n_channels, force) as writer:
-        report = preparation.run(writer)
-    return replace(report, written=True)
-
-
-def inspect_source(
-    source: str | Path, options: PrepareOptions = PrepareOptions(), progress: Progress | None = None
-) -> PrepareReport:
-    """Dry run: read and check the recordings as `prepare` does, without writing anything."""
-    preparation = _Preparation(Path(source), options, progress)
-    return preparation.run(ManifestBuilder(preparation.n_channels))
 
 
 class _Preparation:
     """One pass over the files of a source."""
 
-    def __init__(self, path: Path, options: PrepareOptions, progress: Progress | None) -> None:
-        self.options, self.progress = options, progress
-        self.reader, self.source = open_source(path, options.layout)
+    def __init__(self, path: Path, layout: Layout | None, features: str | None, targets: str | None) -> None:
+        chosen = B2T24(DEFAULT_FEATURES if features is None else features)  # a mistake is found before the search
+        self.reader, self.source = open_source(path, layout)
         if isinstance(self.reader, B2T24):
-            self.reader = B2T24(options.features or DEFAULT_FEATURES)
-        elif options.features is not None:
+            self.reader = chosen
+        elif features is not None:
             raise UserError(f"{path} has the layout {self.source.layout}, but features are of the '24 layout")
-        classes = ALPHABETS[options.targets] if options.targets else self.source.classes
-        self.relabel, self.classes = classes != self.source.classes, classes
+        self.classes = ALPHABETS[targets] if targets else self.source.classes
+        self.relabel = self.classes != self.source.classes
         self.quality = [row for result in self.source.skipped for row in quality_rows(result, ())]
         self.files: dict[str, int] = {}
         self.n_labels = 0
         self.n_channels = self._count_channels()
 
-    def run(self, writer: ManifestBuilder) -> PrepareReport:
+    def run(self, writer: StoreWriter, strict: bool, progress: Progress | None) -> Manifest:
         """Read, check and add all trials, session by session."""
         files = self.source.files
         ordered = [file for session in self.source.sessions for file in files if file.session == session]
         for i, file in enumerate(ordered):
-            if self.progress:
-                self.progress(i, len(files), file.id)
+            if progress:
+                progress(i, len(files), file.id)
             for trial, flags in self._read_file(file):
                 writer.add(trial, flags)
-        if self.progress:
-            self.progress(len(files), len(files), "reading files")
+        if progress:
+            progress(len(files), len(files), "reading files")
         if not writer.trials:
             raise self._nothing_readable([])
-        self._check_labels()
+        self._check_labels(strict)
         features = self.reader.features.text if isinstance(self.reader, B2T24) else None
-        manifest = writer.finish(
+        return writer.finish(
             self.source.layout, self.classes, self.quality, features=features, simulated=self.source.simulated
         )
-        return self._report(manifest)
 
     def _count_channels(self) -> int:
         """The most common number of channels in the first file with a readable trial."""
@@ -251,26 +225,26 @@ class _Preparation:
         detail = f"{n_channels} channels, but the other trials have {self.n_channels}"
         return ReadResult(result.id, None, (Problem("channel count", n_channels, detail, "unreadable"),))
 
-    def _check_labels(self) -> None:
+    def _check_labels(self, strict: bool) -> None:
         """Warn about labels that contradict their sentence, or refuse them."""
         wrong = [row for row in self.quality if row.reason == LABEL_DIFFERS]
         if not wrong:
             return
         found = f"{len(wrong)} of {self.n_labels} labels contradict their sentence"
         message = f"{found}, the first in {wrong[0].trial}: {wrong[0].detail}"
-        if self.options.strict:
+        if strict:
             raise UserError(f"{message}; correct them, or derive labels from the texts: targets=phonemes")
         if len(wrong) > _MANY_LABELS * self.n_labels:
             logger.warning(f"{message} ({percent(len(wrong) / self.n_labels)}); a model would learn other sentences")
 
-    def _report(self, manifest: Manifest) -> PrepareReport:
-        by_split = {split: [t for t in manifest.trials if t.split == split] for split in SPLITS}
+    def report(self, store: Store, written: bool) -> PrepareReport:
+        by_split = {split: [t for t in store.trials if t.split == split] for split in SPLITS}
         return PrepareReport(
-            layout=manifest.layout,
-            simulated=manifest.simulated,
-            n_channels=manifest.n_channels,
-            sessions=tuple(manifest.statistics),
-            trials=len(manifest.trials),
+            layout=store.layout,
+            simulated=store.simulated,
+            n_channels=store.n_channels,
+            sessions=store.sessions,
+            trials=len(store.trials),
             splits={
                 split: {
                     "trials": len(trials),
@@ -282,10 +256,10 @@ class _Preparation:
             quality=tuple(self.quality),
             files=self.files,
             notes=self.source.notes,
-            hashes={split: hash_trials(trials) for split, trials in by_split.items()},
-            leakage=manifest.leakage,
+            hashes=store.hashes,
+            leakage=store.leakage,
             mapping=self.source.mapping,
-            written=False,
+            written=written,
         )
 
 

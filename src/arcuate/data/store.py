@@ -88,6 +88,8 @@ class Manifest(BaseModel):
 class Store:
     """A prepared data set."""
 
+    report: "PrepareReport"  # what `prepare` found; only the store that it returns has it
+
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.layout: Layout = manifest.layout
@@ -98,10 +100,9 @@ class Store:
         self.leakage = manifest.leakage
         self.trials = manifest.trials
         self.sessions: tuple[str, ...] = tuple(manifest.statistics)
-        self.report: PrepareReport | None = None  # set by `prepare`
         self._statistics_hashes = manifest.statistics
         self._locations = _locate_trials(self.trials)
-        self._statistics: dict[tuple[str, str], dict[str, np.ndarray]] = {}  # of a session and kind, once read
+        self._statistics: dict[tuple[str, str], list[np.ndarray]] = {}  # of a session and kind, once read
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Store":
@@ -174,32 +175,31 @@ class Store:
 
     def _read_statistics(self, info: TrialInfo, kind: str, log: bool) -> Statistics:
         name = f"{LOG_PREFIX if log else ''}{kind}"
-        arrays = self._statistics.get((info.session, name))
-        if arrays is None:
-            wanted = {f"{name}_mean": "mean", f"{name}_sd": "sd", f"{kind}_n": "n", "block_of": "block_of"}
+        key = info.session, name
+        if key not in self._statistics:
+            wanted = (f"{name}_mean", f"{name}_sd", f"{kind}_n", "block_of")
             path = statistics_path(self.path, info.session)
             try:
                 if _hash(path.read_bytes()) != self._statistics_hashes[info.session]:
                     raise ValueError("the statistics were changed after it was prepared")
-                arrays = {wanted[key]: array for key, array in read_npz(path, wanted).items()}
-                self._check_statistics(info.session, kind, arrays)
+                arrays = read_npz(path, wanted)
+                self._statistics[key] = self._check_statistics(info.session, kind, [arrays[part] for part in wanted])
             except (OSError, ValueError, KeyError) as error:
                 raise self._unreadable(path, error) from error
-            self._statistics[info.session, name] = arrays
+        mean, sd, n, block_of = self._statistics[key]
         row = self._locations[info.id][0]
-        if kind == "block":
-            row = int(arrays["block_of"][row])
-        return Statistics(arrays["mean"][row], arrays["sd"][row], int(arrays["n"][row]))
+        row = int(block_of[row]) if kind == "block" else row
+        return Statistics(mean[row], sd[row], int(n[row]))
 
-    def _check_statistics(self, session: str, kind: str, arrays: dict[str, np.ndarray]) -> None:
+    def _check_statistics(self, session: str, kind: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
         n_trials = sum(trial.session == session for trial in self.trials)
-        n_rows = int(arrays["block_of"].max(initial=-1)) + 1 if kind == "block" else n_trials
-        shapes = {"mean": (n_rows, self.n_channels), "sd": (n_rows, self.n_channels), "n": (n_rows,)}
-        for name, shape in {**shapes, "block_of": (n_trials,)}.items():
-            if arrays[name].shape != shape or arrays[name].dtype.kind not in "if":
-                raise ValueError(f"{name} is not an array of shape {shape}")
-        for array in arrays.values():
+        n_rows = int(arrays[3].max(initial=-1)) + 1 if kind == "block" else n_trials
+        shapes = ((n_rows, self.n_channels), (n_rows, self.n_channels), (n_rows,), (n_trials,))
+        if tuple(array.shape for array in arrays) != shapes or any(a.dtype.kind not in "if" for a in arrays):
+            raise ValueError(f"its statistics are not arrays of shapes {shapes}")
+        for array in arrays:
             array.flags.writeable = False  # shared by all callers
+        return arrays
 
     def _unreadable(self, path: Path, error: Exception) -> UserError:
         if isinstance(error, FileNotFoundError):

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.config import Overrides, override_list
-from arcuate.data.prepare import PrepareReport, prepare_store
+from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
+from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import Transcription, decode
 from arcuate.evaluation.evaluate import Evaluation, evaluate
@@ -24,14 +25,14 @@ from arcuate.training.tracking import check_trackers
 
 _MARKER = ".made-by-demo"
 _RECIPE = "tiny-best"
-_SESSIONS, _TRIALS, _ELECTRODES, _DIFFICULTY, _SEED = 6, 250, 64, "real", 0
+_SESSIONS, _TRIALS, _ELECTRODES, _SEED = 6, 250, 64, 0
 
 
 @dataclass(frozen=True)
 class DemoResult:
     """Result of every step of the demo."""
 
-    prepared: PrepareReport
+    prepared: Store
     trained: TrainResult
     evaluation: Evaluation
     words: Transcription
@@ -72,12 +73,11 @@ def run_demo(
         n_sessions=_SESSIONS,
         n_trials=_TRIALS,
         n_electrodes=_ELECTRODES,
-        difficulty=_DIFFICULTY,
         seed=_SEED,
         progress=progress,
     )
     _log_step(2, f"arcuate prepare {source} {store}")
-    prepared = prepare_store(source, store, progress=progress)
+    prepared = prepare(source, store, progress=progress)
     _log_step(3, f"arcuate train {_RECIPE} --data {store} --run {run} {' '.join(listed)}")
     trained = train(_RECIPE, store, run, overrides=listed, callbacks=callbacks, progress=progress)
     _log_step(4, f"arcuate evaluate {run} --split val")

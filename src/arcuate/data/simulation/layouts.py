@@ -1,30 +1,19 @@
 """Writers of file layouts; the same recording always gives the same bytes, except for the dates in NWB files."""
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 import h5py
 import numpy as np
-import yaml
 from scipy.io import savemat
 
 from arcuate.data.alphabet import encode
-from arcuate.data.nwb_file import Column, Series, write_nwb
+from arcuate.data.nwb_file import Column, Series, trial_times, write_nwb
 from arcuate.data.readers.release import PARTITIONS
 from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, session_date
 
-FOLDERS: dict[Layout, str] = {
-    "b2t25": "hdf5_data_final",
-    "b2t24": "competitionData",
-    "nwb": "nwb",
-    "falcon-h2": "000950",
-}
-MAPPING_FILE = "mapping.yaml"
-_PAUSE_BINS = 500  # between trials on the time axis of an NWB file
 _MAX_LABELS = 500
 HOLDOUT_TEXT = "this sentence is withheld"
 _MAT_HEADER = b"MATLAB 5.0 MAT-file, simulated by arcuate"
@@ -55,29 +44,19 @@ class SimulatedTrial(PlannedTrial):
     power: np.ndarray  # (T, N) float32
 
 
-WriteTrial = Callable[[SimulatedTrial], None]
-
-
-@contextmanager
-def write_hdf5_session(out: Path, session: str) -> Iterator[WriteTrial]:
-    """Brain-to-Text '25: normalised features, one HDF5 file per split, trial by trial."""
-    target = out / FOLDERS["b2t25"] / session
+def write_b2t25(folder: Path, trials: Sequence[SimulatedTrial], rng: np.random.Generator) -> None:
+    """Brain-to-Text '25: normalised features, one HDF5 file per split of the session."""
+    target = folder / trials[0].session
     target.mkdir(parents=True)
-    paths = {split: target / f"data_{split}.hdf5" for split in SPLITS}
-    contents = {split: BytesIO() for split in SPLITS}  # in memory, because HDF5 crashes the process if the disk is full
-    files = {split: h5py.File(content, "w") for split, content in contents.items()}
-    normaliser = _RollingNormaliser()
-
-    def write(trial: SimulatedTrial) -> None:
-        bins = normaliser.normalise(np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1), trial.block)
-        _write_group(files[trial.split].create_group(f"trial_{trial.number:04d}"), bins, trial)
-
-    yield write
-    for split, file in files.items():
-        is_empty = not len(file)
-        file.close()
-        if not is_empty:
-            paths[split].write_bytes(contents[split].getbuffer())
+    normalised = _normalise(trials)
+    for split in SPLITS:
+        members = [i for i, trial in enumerate(trials) if trial.split == split]
+        content = BytesIO()  # in memory first, because HDF5 crashes the process if the disk is full
+        with h5py.File(content, "w") as file:
+            for i in members:
+                _write_group(file.create_group(f"trial_{trials[i].number:04d}"), normalised[i], trials[i])
+        if members:
+            (target / f"data_{split}.hdf5").write_bytes(content.getbuffer())
 
 
 def _write_group(group: h5py.Group, bins: np.ndarray, trial: SimulatedTrial) -> None:
@@ -101,50 +80,43 @@ def _dataset(group: h5py.Group, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=values, track_times=False)
 
 
-class _RollingNormaliser:
+def _normalise(trials: Sequence[SimulatedTrial]) -> list[np.ndarray]:
     """z-scores over the last trials of the block, including the current one, as in the '25 release."""
-
-    def __init__(self) -> None:
-        self._block: int | None = None
-        self._sums: list[tuple[int, np.ndarray, np.ndarray]] = []
-
-    def normalise(self, bins: np.ndarray, block: int) -> np.ndarray:
-        if block != self._block:
-            self._block, self._sums = block, []
+    normalised: list[np.ndarray] = []
+    recent: list[tuple[int, int, np.ndarray, np.ndarray]] = []  # block, bins, sums and sums of squares of trials
+    for trial in trials:
+        bins = np.concatenate([trial.counts.astype(np.float32), trial.power], axis=1)
         wide = bins.astype(np.float64)
-        self._sums.append((len(bins), wide.sum(axis=0), np.square(wide).sum(axis=0)))
-        self._sums = self._sums[-_ROLLING_TRIALS:]
-        n = sum(part[0] for part in self._sums)
-        mean = np.sum([part[1] for part in self._sums], axis=0) / n
-        variance = np.sum([part[2] for part in self._sums], axis=0) / n - mean**2
+        recent = [part for part in recent if part[0] == trial.block][1 - _ROLLING_TRIALS :]
+        recent.append((trial.block, len(bins), wide.sum(axis=0), np.square(wide).sum(axis=0)))
+        n = sum(part[1] for part in recent)
+        mean = np.sum([part[2] for part in recent], axis=0) / n
+        variance = np.sum([part[3] for part in recent], axis=0) / n - mean**2
         alive = variance > 1e-9 * (1 + mean**2)
-        sd = np.sqrt(np.where(alive, variance, 1.0))
-        scaled = np.where(alive, (bins - mean) / sd, 0.0)
-        return np.clip(scaled, -10.0, 10.0).astype(np.float32)
+        scaled = np.where(alive, (bins - mean) / np.sqrt(np.where(alive, variance, 1.0)), 0.0)
+        normalised.append(np.clip(scaled, -10.0, 10.0).astype(np.float32))
+    return normalised
 
 
-@contextmanager
-def write_mat_session(out: Path, session: str, rng: np.random.Generator) -> Iterator[WriteTrial]:
-    """Brain-to-Text '24: raw features, one .mat file per partition, written at the end."""
-    trials: dict[Split, list[SimulatedTrial]] = {split: [] for split in SPLITS}
-    paths = {split: out / FOLDERS["b2t24"] / name / f"{session}.mat" for name, split in PARTITIONS.items()}
-    for path in paths.values():
-        path.parent.mkdir(parents=True, exist_ok=True)
-    yield lambda trial: trials[trial.split].append(trial)
-    for split, members in trials.items():
+def write_b2t24(folder: Path, trials: Sequence[SimulatedTrial], rng: np.random.Generator) -> None:
+    """Brain-to-Text '24: raw features, one .mat file per partition; `rng` draws the stricter thresholds."""
+    for name in PARTITIONS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        members = [trial for trial in trials if trial.split == split]
+        name = next(name for name, of_split in PARTITIONS.items() if of_split == split)
         if members:
-            _save_mat(paths[split], split, members, rng)
+            _save_mat(folder / name / f"{trials[0].session}.mat", members, rng)
 
 
-def _save_mat(path: Path, split: Split, trials: list[SimulatedTrial], rng: np.random.Generator) -> None:
-    texts = [HOLDOUT_TEXT if split == "test" else trial.text for trial in trials]
+def _save_mat(path: Path, trials: list[SimulatedTrial], rng: np.random.Generator) -> None:
     crossings = [trial.counts for trial in trials]
     columns: dict[str, np.ndarray] = {"tx1": _cells(crossings)}
     for name, kept in (("tx2", 0.55), ("tx3", 0.5), ("tx4", 0.45)):  # increasingly strict thresholds
         crossings = [rng.binomial(counts, kept).astype(np.uint8) for counts in crossings]
         columns[name] = _cells(crossings)
     columns["spikePow"] = _cells([trial.power for trial in trials])
-    columns["sentenceText"] = np.array(texts)
+    columns["sentenceText"] = np.array([HOLDOUT_TEXT if trial.split == "test" else trial.text for trial in trials])
     columns["blockIdx"] = np.array([[trial.block] for trial in trials], dtype=np.float64)
     savemat(path, columns, do_compression=False)
     with path.open("r+b") as file:  # the header contains the date of writing
@@ -158,82 +130,49 @@ def _cells(values: list[np.ndarray]) -> np.ndarray:
     return cells
 
 
-@contextmanager
-def write_nwb_session(out: Path, session: str) -> Iterator[WriteTrial]:
-    """NWB: threshold crossings and spike-band power in bins, one file per session, written at the end."""
-    trials: list[SimulatedTrial] = []
-    folder = out / FOLDERS["nwb"]
-    folder.mkdir(exist_ok=True)
-    yield trials.append
-    order = sorted(trials, key=lambda trial: (SPLITS.index(trial.split), trial.number))
-    hidden = ["" if trial.split == "test" else trial.text for trial in order]
-    columns = {
-        "cue": Column("sentence that was cued; empty in the test split", hidden),
-        "has_text": Column("whether the sentence is known", [trial.split != "test" for trial in order]),
-        "block_num": Column("block number", [trial.block for trial in order]),
-        "split": Column("train, val or test", [trial.split for trial in order]),
-    }
-    series = {
-        "threshold_crossings": Series("Threshold crossings per bin of 20 ms.", _join(order, "counts"), "count"),
-        "spike_band_power": Series("Spike-band power per bin of 20 ms.", _join(order, "power"), "a.u."),
-    }
-    starts, stops, times = _time_axis(order)
-    write_nwb(folder / f"{session}.nwb", session, series, times, (starts, stops), columns)
-    mapping = {
-        "bins": [f"acquisition/{name}" for name in series],
-        **{"text": "cue", "block": "block_num", "split": "split"},
-    }
-    (folder / MAPPING_FILE).write_text(yaml.safe_dump(mapping, sort_keys=False), encoding="utf-8")
-
-
-@contextmanager
-def write_falcon_session(out: Path, session: str, held_out: bool) -> Iterator[WriteTrial]:
+def write_falcon(folder: Path, trials: Sequence[SimulatedTrial], rng: np.random.Generator) -> None:
     """FALCON H2: threshold crossings only; one file per part, in which > is the space and ~ the full stop.
 
     As in the release, held-out sessions have no part for local validation; the private part is named as its evaluator
     expects it.
     """
-    trials: dict[Split, list[SimulatedTrial]] = {split: [] for split in SPLITS}
-    yield lambda trial: trials[trial.split].append(trial)
-    place, recorded = "held-out" if held_out else "held-in", session_date(session)
-    parts = {"calib": trials["train"], "minival": trials["val"], "eval": trials["test"]}
-    if held_out:
-        parts = {"calib": trials["train"], "eval": [*trials["val"], *trials["test"]]}
-    for part, members in parts.items():
-        if not members:
-            continue
+    session = trials[0].session
+    is_held_out = session.partition(".")[2] in FALCON_HELD_OUT
+    place, recorded = "held-out" if is_held_out else "held-in", session_date(session)
+    splits: dict[str, tuple[Split, ...]] = {"calib": ("train",), "minival": ("val",), "eval": ("test",)}
+    if is_held_out:
+        splits = {"calib": ("train",), "eval": ("val", "test")}
+    for part, chosen in splits.items():
+        members = [trial for split in chosen for trial in trials if trial.split == split]
         name = f"sub-T5-{place}-{part}/sub-T5-{place}-{part}_ses-{recorded:%Y%m%d}.nwb"
         if part == "eval":
             name = f"eval/T5_{recorded:%Y.%m.%d}_{place.replace('-', '_')}_eval.nwb"
-        path = out / FOLDERS["falcon-h2"] / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        starts, stops, times = _time_axis(members)
+        starts, stops, times = trial_times([len(trial.counts) for trial in members])
         columns = {
             "cue": Column("sentence participant was prompted to write", [t.text for t in members]),
             "block_num": Column("experimental block trial belonged to", [t.block for t in members]),
         }
+        counts = np.concatenate([trial.counts for trial in members])
         series = {
-            "binned_spikes": Series("Threshold crossings aggregated in 20ms bins", _join(members, "counts"), "int"),
+            "binned_spikes": Series("Threshold crossings aggregated in 20ms bins", counts, "int"),
             "eval_mask": Series("Timesteps to keep covariates", np.ones(len(times), bool), "bool"),
         }
-        write_nwb(path, session, series, times, (starts, stops - BIN_SECONDS), columns)
+        write_nwb(path, session, series, times, (starts, stops - BIN_SECONDS), columns, identifier=path.stem)
 
 
-def _join(trials: Sequence[SimulatedTrial], name: str) -> np.ndarray:
-    return np.concatenate([getattr(trial, name) for trial in trials])
+# Sessions of FALCON H2, whose evaluator accepts no other dates.
+FALCON_HELD_IN = (
+    "2022.05.18 2022.05.23 2022.05.25 2022.06.01 2022.06.03 2022.06.06 2022.06.08 2022.06.13 2022.06.15 2022.06.22"
+    " 2022.09.01 2022.09.29 2022.10.06 2022.10.18 2022.10.25 2022.10.27 2022.11.01 2022.11.03 2022.12.08 2022.12.15"
+    " 2023.02.28"
+).split()
+FALCON_HELD_OUT = "2023.04.17 2023.05.31 2023.06.28 2023.08.16 2023.10.09".split()
 
-
-def _time_axis(trials: Sequence[SimulatedTrial]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts and ends of the trials and starts of all bins in s, with a pause of 10 s between trials."""
-    lengths = np.array([len(trial.counts) for trial in trials], np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths + _PAUSE_BINS)[:-1]])
-    ticks = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, lengths, strict=True)])
-    return BIN_SECONDS * starts, BIN_SECONDS * (starts + lengths), BIN_SECONDS * ticks
-
-
-def write_description(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """The table of blocks of the '25 release."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["Date", "Post-implant day", "Block number", "Number of sentences", "Corpus", "Split"])
-        table.writerows(rows)
+# By layout: the folder of the recordings, and the function that writes the trials of a session to it.
+WRITERS: dict[Layout, tuple[str, Callable[[Path, Sequence[SimulatedTrial], np.random.Generator], None]]] = {
+    "b2t25": ("hdf5_data_final", write_b2t25),
+    "b2t24": ("competitionData", write_b2t24),
+    "falcon-h2": ("000950", write_falcon),
+}
