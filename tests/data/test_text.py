@@ -28,7 +28,7 @@ from arcuate.errors import UserError
     ("text", "expected"),
     [
         ("Bring it closer.", "bring it closer"),
-        ("It's 5 o'clock, isn't it?", "it's o'clock isn't it"),
+        ("It's 5 o'clock, isn't it?", "it's five o'clock isn't it"),
         ("well-known  facts", "well-known facts"),
         ("I- I mean it", "i i mean it"),
         ("an -- interruption", "an - interruption"),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arcuate.data.text import text_to_tokens
 from arcuate.evaluation.metrics import Score, ScoredTrial, score_text, summarise_words
 from arcuate.evaluation.significance import score_difference
 
@@ -13,8 +14,21 @@ def trial(reference: str, hypothesis: str, **known: object) -> ScoredTrial:
 
 
 def test_both_sides_are_normalised() -> None:
-    assert score_text("It's 5 o'clock, isn't it?", "its o'clock isn't it").words == Score(1, 0, 0, 4)
+    assert score_text("It's five o'clock, isn't it?", "its five o'clock isn't it").words == Score(1, 0, 0, 5)
     assert score_text("Bring it.", "bring it").letters.errors == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "decoded"),
+    [
+        ("I don’t know", "i don't know"),
+        ("I waited 5 minutes – at the café.", "i waited five minutes at the cafe"),
+        ("It cost $20 in 1984…", "it cost twenty dollars in nineteen eighty-four"),
+    ],
+)
+def test_a_reference_is_read_as_its_labels_are(typed: str, decoded: str) -> None:
+    assert score_text(typed, decoded).letters.errors == 0
+    assert text_to_tokens(typed)[0] == text_to_tokens(decoded)[0]
 
 
 def test_letters_count_spaces() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _CURRENCIES = {"$": "dollar", "£": "pound", "€": "euro"}
 _MAX_DIGITS = 15
+_DIGIT = re.compile(r"\d")
 
 # Letters without a Unicode decomposition, and punctuation with an ASCII equivalent.
 _LETTERS = str.maketrans({
@@ -36,7 +37,7 @@ class Spelling:
 
 def spell_out(text: str) -> Spelling:
     """Spell out numbers in English and replace letters with diacritics by plain ones."""
-    if text.isascii() and not any(c.isdigit() for c in text):
+    if text.isascii() and not _DIGIT.search(text):
         return Spelling(text, False, "")
     plain = unicodedata.normalize("NFKD", text.translate(_LETTERS))
     plain = "".join(c for c in plain if not unicodedata.combining(c))

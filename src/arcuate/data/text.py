@@ -23,8 +23,11 @@ _SPACES = re.compile(r" +")
 
 
 def normalise_text(text: str) -> str:
-    """Normalise a sentence for the word error rate: lower-case letters, hyphens, apostrophes, single spaces."""
-    kept = _NOT_SPEECH.sub("", text).replace("- ", " ").lower().replace("--", "").replace(" '", "'")
+    """Normalise a sentence for the word error rate: lower-case letters, hyphens, apostrophes, single spaces.
+
+    It is read as its labels are, with typographic marks, numbers and accents spelled out first.
+    """
+    kept = _spoken_text(text).replace("- ", " ").replace("--", "").replace(" '", "'")
     return _SPACES.sub(" ", kept).strip()
 
 
@@ -33,7 +36,11 @@ def label_text(text: str) -> str:
 
     Weaker than `normalise_text`: every space that is kept here becomes one silence in the labels.
     """
-    return _NOT_SPEECH.sub("", text.strip()).replace("--", "").lower()
+    return _spoken_text(text.strip()).replace("--", "")
+
+
+def _spoken_text(text: str) -> str:
+    return _NOT_SPEECH.sub("", spell_out(text).text).lower()
 
 
 Phonemes = tuple[str, ...]
@@ -54,7 +61,7 @@ class Pronunciation:
 
 def pronounce(text: str) -> Pronunciation:
     """Phoneme names of a sentence, with a silence for every space and one at the end; numbers are spelled out."""
-    words = _TOKEN.findall(label_text(spell_out(text).text))
+    words = _TOKEN.findall(label_text(text))
     names: list[str] = []
     unknown: list[str] = []
     for position, word in enumerate(words):
