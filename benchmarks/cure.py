@@ -21,8 +21,7 @@ from unittest.mock import patch
 import torch
 from sabotage import COHORTS, patched
 
-from arcuate.doctor import diagnose
-from arcuate.doctor import read as doctor_read
+from arcuate.doctor import diagnose, run_folder
 from arcuate.errors import UserError
 from arcuate.experiments import train as train_module
 from arcuate.files import read_json, read_jsonl, write_json
@@ -196,7 +195,7 @@ def main() -> None:
     folders = [f.parent for f in files if f.parts[-5] in levels and f.parts[-4] != "healthy"]
     folders = [f for f in folders if args.only is None or f.parts[-3] in args.only.split(",")]
     folders = [f for f in folders if int(f.parts[-2].removeprefix("seed-")) < args.seeds]
-    with patch.object(doctor_read, "packaged_parent", lambda recipe: None) if args.blind else nullcontext():
+    with patch.object(run_folder, "packaged_parent", lambda recipe: None) if args.blind else nullcontext():
         cases = [examine(folder, levels) for folder in folders]
     if args.cure:
         for case in cases:

@@ -28,7 +28,7 @@ from doctor_dialects import DIALECTS, thinned
 
 from arcuate.doctor import VERDICTS, Diagnosis, diagnose
 from arcuate.doctor.diagnose import measure
-from arcuate.doctor.read import read_logs
+from arcuate.doctor.formats import read_logs
 from arcuate.doctor.rules import Limits, apply_rules
 from arcuate.errors import UserError
 
@@ -77,7 +77,7 @@ def judge(cases: Iterable[Case]) -> list[Judged]:
     judged = []
     for case in cases:
         try:
-            judged.append(Judged(case, diagnose(case.path, allow_pickle=True).primary))
+            judged.append(Judged(case, diagnose(case.path).primary))
         except UserError as error:
             print(f"rejected: {case.path.name}: {error}")
             judged.append(Judged(case, "refused"))
@@ -195,7 +195,7 @@ def strangers(logs: Path, show_all: bool = False) -> dict[str, Any]:
     for row in labels:
         expected = row["expected"].split(";")
         try:
-            diagnosis = diagnose(logs / "strangers" / row["file"], allow_pickle=True)
+            diagnosis = diagnose(logs / "strangers" / row["file"])
         except UserError:
             counts["logs"] += 1
             counts["right"] += "refused" in expected
@@ -233,7 +233,7 @@ _FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
 
 def leave_one_out(cases: Sequence[Case], seed: int = 0) -> tuple[int, int]:
     """Correct verdicts on each group with limits chosen on the others: coordinate search from a random start."""
-    logs = [(case, read_logs(case.path, True).logs) for case in cases]
+    logs = [(case, read_logs(case.path).logs) for case in cases]
     measured = [(case, measure(found[0])[0]) for case, found in logs if len(found) == 1]
     draw = np.random.default_rng(seed)
     tried: dict[Limits, np.ndarray] = {}

@@ -20,8 +20,8 @@ from doctor_accuracy import Case, normalised
 from doctor_dialects import rows, thinned
 
 from arcuate.doctor import diagnose
-from arcuate.doctor.read import read_logs
-from arcuate.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.formats import read_logs
+from arcuate.doctor.log_table import Series, TrainingLog
 
 Change = Callable[[TrainingLog], TrainingLog]
 PARTS = ("per", "val_loss", "train_loss", "grad_norm", "lr")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from arcuate.doctor import Diagnosis, diagnose
-from arcuate.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.log_table import Series, TrainingLog
 from support.doctor_logs import write_jsonl
 from support.fabricate_runs import make_run
 

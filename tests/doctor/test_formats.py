@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from doctor_dialects import DIALECTS
 
 from arcuate.doctor import Diagnosis, diagnose
-from arcuate.doctor.columns import parse_column_name
-from arcuate.doctor.read import read_logs
-from arcuate.doctor.read_formats import masked_crc, masked_crcs
+from arcuate.doctor.columns import parse_name
+from arcuate.doctor.formats import read_logs
 from arcuate.errors import UserError
 from support.doctor_logs import falling, log, write_jsonl
 
@@ -45,7 +44,7 @@ def test_all_formats_give_the_same_curve(dialect: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_column_names_are_parsed(name: str, role: str, split: str) -> None:
-    assert (parse_column_name(name).role, parse_column_name(name).split) == (role, split)
+    assert parse_name(name)[:2] == (role, split)
 
 
 OFFICIAL_25 = """2025-12-08 06:41:29,349: Using device: cuda:0
@@ -204,22 +203,26 @@ def test_placeholder_zeros_are_not_evaluations(tmp_path: Path) -> None:
     assert len(found.per) == 100
 
 
-def test_pickles_require_the_option_and_are_not_executed(tmp_path: Path) -> None:
+def test_pickles_are_read_but_not_executed(tmp_path: Path) -> None:
     stats = tmp_path / "trainingStats"
     stats.write_bytes(pickle.dumps({"testLoss": 5 * falling(), "testCER": falling()}))
-    with pytest.raises(UserError, match="--allow-pickle"):
-        diagnose(stats)
-    diagnosis = diagnose(stats, allow_pickle=True)
-    assert (diagnosis.primary, diagnosis.last_step, diagnosis.unit) == ("healthy", 9900, "batches")
-    stats.write_bytes(b"\x80\x04cos\nsystem\n(S'touch /tmp/never'\ntR.")
-    with pytest.raises(UserError, match="is not loaded"):
-        diagnose(stats, allow_pickle=True)
+    for path in (stats, tmp_path):
+        diagnosis = diagnose(path)
+        assert (diagnosis.primary, diagnosis.last_step, diagnosis.unit) == ("healthy", 9900, "batches")
+    hostile = b"cos\nsystem\n(S'touch " + bytes(tmp_path / "ran") + b"'\ntR."
+    for content in (b"\x80\x04" + hostile, hostile):
+        stats.write_bytes(content)
+        with pytest.raises(UserError):
+            diagnose(stats)
+    assert not (tmp_path / "ran").exists()
 
 
-def test_checksums_of_event_files() -> None:
-    assert masked_crc(b"123456789") == ((((0xE3069283 >> 15) | (0xE3069283 << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-    data = np.frombuffer(b"123456789abcdefghi", dtype=np.uint8).reshape(2, 9)
-    assert masked_crcs(data).tolist() == [masked_crc(row.tobytes()) for row in data]
+def test_wrong_guess_of_a_format_falls_back_to_the_next(tmp_path: Path) -> None:
+    """A first line that looks like the header of a table, above printed lines with as many commas."""
+    lines = [f"batch {100 * i}, ctc loss: {6 * v:f}, cer: {v:f}, time/batch:   0.06" for i, v in enumerate(falling())]
+    (tmp_path / "log").write_text("\n".join(["batchnum,loss,cer,time", *lines]))
+    diagnosis = diagnose(tmp_path / "log")
+    assert (diagnosis.primary, diagnosis.last_step, diagnosis.best_per) == ("healthy", 9900, 0.21)
 
 
 def test_damaged_event_file_is_read_up_to_the_damage(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate.doctor import VERDICTS, columns, diagnose
+from arcuate.doctor import VERDICTS, diagnose, log_table
 from arcuate.doctor.page import diagnosis_page
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
@@ -32,7 +32,7 @@ def sound(path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            diagnosis = diagnose(path, allow_pickle=True)
+            diagnosis = diagnose(path)
         except UserError as error:
             return one_sentence(str(error))
         json.loads(to_json_line(diagnosis.to_dict()), parse_constant=lambda c: pytest.fail(f"{c} in JSON"))
@@ -50,7 +50,7 @@ def sound(path: Path) -> str:
         ("garbage.log", bytes(range(256)) * 40, ["neither text"]),
         ("zip.json", b"PK\x03\x04" + bytes(50), ["zip"]),
         ("novel.txt", b"Call me Ishmael. Some years ago" * 50, ["no loss or error rate"]),
-        ("stats", b"\x80\x04}q\x00.", ["--allow-pickle"]),
+        ("stats", b"\x80\x04}q\x00.", ["neither text"]),
         ("config.json", b'{"lr": 0.1, "layers": [1, 2]}', ["not a training log"]),
     ],
 )
@@ -153,9 +153,9 @@ def test_mutated_logs(tmp_path: Path, data: st.DataObject) -> None:
 
 def test_thinning_a_long_log_keeps_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n = 120_000
-    if n < columns._MAX_LENGTH:
-        monkeypatch.setattr(columns, "_MAX_LENGTH", 1 << 16)
-        monkeypatch.setattr(columns, "_THINNED_LENGTH", 1 << 14)
+    if n < log_table._MAX_LENGTH:
+        monkeypatch.setattr(log_table, "_MAX_LENGTH", 1 << 16)
+        monkeypatch.setattr(log_table, "_THINNED_LENGTH", 1 << 14)
     per = falling(n=1200)
     lines = []
     for i in range(n):

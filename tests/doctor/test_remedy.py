@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from arcuate.doctor import diagnose, try_remedy, write_remedy
+from arcuate.doctor.log_table import Series, TrainingLog
 from arcuate.doctor.measurements import Measurements
 from arcuate.doctor.page import diagnosis_page
-from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.doctor.updates import judge_updates
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import diff_recipes, load_recipe

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from arcuate.doctor.diagnose import measure
+from arcuate.doctor.log_table import Series, TrainingLog
 from arcuate.doctor.rules import Finding, apply_rules
-from arcuate.doctor.training_log import Series, TrainingLog
 from support.doctor_logs import STEPS, falling, log
 
 GOOD = falling()

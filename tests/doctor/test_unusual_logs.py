@@ -1,8 +1,6 @@
 """Valid files with unusual contents: impossible error rates, old pickles, other number formats."""
 
 import json
-import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -69,39 +67,6 @@ def test_per_cent_and_fractions_are_distinguished(tmp_path: Path, name: str, rat
     diagnosis = judged(tmp_path / "log", **{name: rates})
     fraction = rates.min() < 1
     assert diagnosis.best_per == pytest.approx(rates.min() if fraction else rates.min() / 100)
-
-
-def test_old_pickle_protocols_are_recognised_and_not_executed(tmp_path: Path) -> None:
-    content = {"testCER": PER.tolist(), "testLoss": LOSS.tolist()}
-    hostile = b"cposix\nsystem\n(S'touch " + os.fsencode(tmp_path / "ran") + b"'\ntR."
-    for protocol in (0, 1, 2):
-        (tmp_path / "stats").write_bytes(pickle.dumps(content, protocol=protocol))
-        with pytest.raises(UserError, match="--allow-pickle"):
-            diagnose(tmp_path / "stats")
-        assert diagnose(tmp_path / "stats", allow_pickle=True).best_per == PER.min()
-    (tmp_path / "stats").write_bytes(hostile)
-    for allowed in (False, True):
-        with pytest.raises(UserError):
-            diagnose(tmp_path / "stats", allow_pickle=allowed)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_folder_with_only_a_pickle_suggests_the_option(tmp_path: Path) -> None:
-    (tmp_path / "trainingStats").write_bytes(pickle.dumps({"testCER": PER.tolist()}))
-    (tmp_path / "args").write_text("lr 0.02")
-    with pytest.raises(UserError, match="trainingStats; --allow-pickle"):
-        diagnose(tmp_path)
-    assert diagnose(tmp_path, allow_pickle=True).best_per == PER.min()
-
-
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_decimal_commas(tmp_path: Path, mark: str) -> None:
-    rows = [
-        f"{100 * i}{mark}{p:.3f}{mark}{v:.2f}".replace(".", ",") for i, (p, v) in enumerate(zip(PER, LOSS, strict=True))
-    ]
-    (tmp_path / "log.csv").write_text("\n".join([f"step{mark}val_per{mark}val_loss", *rows]))
-    diagnosis = diagnose(tmp_path / "log.csv")
-    assert (diagnosis.best_per, diagnosis.last_step) == (pytest.approx(PER.min(), abs=1e-3), 5900)
 
 
 def test_thousands_separators_are_not_decimal_commas(tmp_path: Path) -> None:

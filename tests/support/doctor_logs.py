@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from arcuate.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.log_table import Series, TrainingLog
 
 STEPS = np.arange(0, 10_000, 100.0)  # a hundred evaluations, as in the '24 trainer
 

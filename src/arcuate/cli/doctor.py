@@ -25,9 +25,6 @@ def doctor(
         int | None, typer.Option(min=1, help="Planned number of steps; default: inferred.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with the curves to this file.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Accept a pickle file; nothing in it is executed.")
-    ] = False,
     fix: Annotated[
         Path | None, typer.Option(help="Write the remedy to this file, as a recipe that extends the run's.")
     ] = None,
@@ -56,7 +53,6 @@ def doctor(
             dataset=dataset,
             planned_steps=planned_steps,
             html=html,
-            allow_pickle=allow_pickle,
             check_store=True,
             check_labels=check_labels,
             data=data,

@@ -21,10 +21,10 @@ from arcuate.doctor.learning_rate import (
     with_lr,
 )
 from arcuate.doctor.log_checks import check_log
+from arcuate.doctor.log_table import running_median
 from arcuate.doctor.measurements import BLANK_PER, Measurements
 from arcuate.doctor.recipe_checks import OVERFIT, SLOW, STUCK, UNSTABLE, check_recipe
 from arcuate.doctor.rules import LIMITS, LOSS_TREND, Finding
-from arcuate.doctor.training_log import running_median
 from arcuate.doctor.updates import Updates, judge_updates
 from arcuate.progress import percent
 from arcuate.training.step_size import MAX_STEP

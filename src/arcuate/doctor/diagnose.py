@@ -13,11 +13,11 @@ import numpy as np
 from arcuate.doctor.advice import find_causes, first_suggestion
 from arcuate.doctor.causes import Cause
 from arcuate.doctor.data_check import DataCheck, DataFault, check_data
+from arcuate.doctor.formats import LogFile, read_logs
+from arcuate.doctor.log_table import Series, TrainingLog
 from arcuate.doctor.measurements import Measurements
-from arcuate.doctor.read import LogFile, read_logs
 from arcuate.doctor.remedy import Remedy, make_remedy
 from arcuate.doctor.rules import apply_rules, secondary_verdicts
-from arcuate.doctor.training_log import Series, TrainingLog
 from arcuate.errors import UserError
 from arcuate.files import check_output, fields_to_dict, write_text
 from arcuate.progress import Progress, percent
@@ -101,7 +101,6 @@ def diagnose(
     dataset: str | None = None,
     planned_steps: int | None = None,
     html: str | Path | None = None,
-    allow_pickle: bool = False,
     check_store: bool = False,
     check_labels: bool = False,
     data: str | Path | None = None,
@@ -116,7 +115,7 @@ def diagnose(
     check_output(html, "<!doctype html", "page.html")
     if dataset is not None and dataset not in _DATASETS:
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
-    file = read_logs(Path(path), allow_pickle)
+    file = read_logs(Path(path))
     checked = DataCheck()
     run = file.logs[0].run_path if len(file.logs) == 1 else None
     if run is None and (check_labels or data is not None):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from arcuate.doctor.causes import CERTAIN, Cause
+from arcuate.doctor.log_table import running_median
 from arcuate.doctor.measurements import Measurements
-from arcuate.doctor.training_log import running_median
 from arcuate.doctor.updates import Updates
 from arcuate.training.step_size import MAX_STEP
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arcuate.doctor.training_log import Series, TrainingLog, running_median
+from arcuate.doctor.log_table import Series, TrainingLog, running_median
 from arcuate.progress import percent
 
 _MIN_SMOOTHED = 9  # with fewer evaluations no smoothing is applied

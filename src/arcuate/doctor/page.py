@@ -7,7 +7,7 @@ import numpy as np
 
 from arcuate.config import override_list
 from arcuate.doctor.diagnose import Diagnosis, Reference, matching_reference
-from arcuate.doctor.training_log import Series, TrainingLog
+from arcuate.doctor.log_table import Series, TrainingLog
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import finite_number

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arcuate.doctor.log_table import Series, running_median
 from arcuate.doctor.measurements import Measurements, loss_stays_high, non_finite_gradients, non_finite_losses
-from arcuate.doctor.training_log import Series, running_median
 from arcuate.training.step_size import STRONGLY_DAMPED, Direction, LoggedUpdates, logged
 
 _DEFAULT_PARAMETERS = 300_000  # if the run folder does not state the number
