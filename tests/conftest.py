@@ -83,7 +83,7 @@ def forked_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in forking_environment({}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", PROGRAM)
+    monkeypatch.setattr("arcuate.experiments.train_many.PROGRAM", PROGRAM)
 
 
 @pytest.fixture(scope="session")

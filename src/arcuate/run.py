@@ -14,10 +14,9 @@ from arcuate.files import exclusive_lock, read_json, read_jsonl, similar_folder,
 from arcuate.hub import is_hub_name, local_path
 
 RUN_FILES = ("recipe.yaml", "environment.json", "metrics.jsonl")  # files that identify a run folder
-JOB_FOLDER = "slurm"  # batch script and logs of `arcuate launch`, in a run folder or the folder of an experiment
 _INITIAL_FILES = {  # content of a run folder before the first step
     *(*RUN_FILES, "incidents.jsonl", "predictions.jsonl", "modes.jsonl", ".lock"),
-    *("checkpoints", "results", "tensorboard", "wandb", JOB_FOLDER),
+    *("checkpoints", "results", "tensorboard", "wandb"),
 }
 BUSY = "another process is training into"  # start of the message
 WORDS_LABEL = "words"  # label of results/<split>.words.jsonl and .json, the latest decoding to words
@@ -191,7 +190,7 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
         return
     if not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --run")
-    run, found = Run(path), {p.name for p in path.iterdir()} - {".lock", JOB_FOLDER}
+    run, found = Run(path), {p.name for p in path.iterdir()} - {".lock"}
     if not found or (resume and (run.recipe_file.is_file() or is_untouched(run))):
         return
     if resume:

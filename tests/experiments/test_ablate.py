@@ -17,8 +17,6 @@ from arcuate.experiments.ablation import (
     arms,
     cells,
     check_factors,
-    claim_cell,
-    is_trained,
     open_experiment,
     overview,
     parse_factors,
@@ -202,15 +200,6 @@ def test_folder_of_another_experiment_is_rejected(tmp_path: Path, cohort_store: 
         open_experiment(Experiment("tiny", (), factors, cohort_store, tmp_path / "used", 2))
 
 
-def test_cell_is_claimed_by_one_worker(tmp_path: Path) -> None:
-    factors, _ = parse_factors(FACTORS[:1])
-    cell = cells(Experiment("tiny", (), factors, tmp_path, tmp_path, 1))[0]
-    with claim_cell(cell) as first, claim_cell(cell) as second:
-        assert first and not second
-    with claim_cell(cell) as again:
-        assert again
-
-
 FEW = ["train.steps=6", "train.validate_every=3", "train.log_every=3", "encoder.width=16", "encoder.depth=1"]
 
 
@@ -260,18 +249,14 @@ def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> No
     factors, _ = parse_factors(["eps:optimizer.eps=0.1"])
     experiment = Experiment("tiny", tuple(few), factors, cohort_store, out, 1)
     base, eps = cells(experiment)
-    assert (base.run.checkpoints / "last").exists() and not is_trained(base) and not eps.run.path.exists()
-    with claim_cell(base) as free:
-        assert free
+    assert (base.run.checkpoints / "last").exists() and not eps.run.path.exists()
     assert {row["state"] for row in overview(experiment)} == {"missing"}
 
 
 def test_user_errors_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
     rest = ["--data", cohort_store, "--out", tmp_path / "out"]
     assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
-    assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "train"), "--split train")
     assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--checkpoint", "first"), "first")
-    assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--split", "dev"), "dev_fraction")
     assert_refused(
         arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", "--data", "nowhere", "--out", tmp_path / "out"),
         "nowhere",

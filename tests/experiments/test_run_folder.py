@@ -12,7 +12,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
-from arcuate.experiments.subprocess_train import check_new_folder
+from arcuate.experiments.train_many import open_folder
 from arcuate.files import append_jsonl, read_jsonl
 from arcuate.run import Run, check_run_folder, create_run, is_untouched, lock_run
 from support.cli import assert_refused
@@ -131,7 +131,11 @@ def test_resuming_a_folder_that_is_not_a_run_writes_nothing(cohort_store: Path, 
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("check", [check_run_folder, lambda path: check_new_folder(path, "a sweep")])
+def open_sweep(path: Path) -> None:
+    open_folder(path / "sweep.json", "a sweep", load_recipe("tiny"), {})
+
+
+@pytest.mark.parametrize("check", [check_run_folder, open_sweep])
 def test_a_model_on_the_hub_is_not_an_output_folder(check: Callable[[Path], None]) -> None:
     with pytest.raises(UserError, match="hf:lab/x: names with hf: are models on the hub"):
         check(Path("hf:lab/x"))

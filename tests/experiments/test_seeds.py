@@ -1,7 +1,8 @@
-"""`train_seeds`: complete run folders, the spread, resuming, and what is rejected."""
+"""Seeds: complete run folders, the spread, resuming, and what is rejected."""
 
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,23 @@ import torch
 from safetensors.torch import load_file
 
 from arcuate.errors import UserError
-from arcuate.experiments.multi_seed import SeedRun, SeedsResult, seed_overrides, train_seeds
 from arcuate.experiments.recipe import load_recipe, run_recipe
-from arcuate.experiments.train import TrainResult, train
+from arcuate.experiments.seeds import SeedsResult, seed_overrides
+from arcuate.experiments.train import train
 from arcuate.run import Run, open_run
-from arcuate.training.callbacks import Callback
-from support.cli import one_object
+from support.cli import assert_refused, one_object
 from support.command import arcuate
 
 SMALL = (
     *("encoder.width=16", "train.steps=4", "train.log_every=2", "train.validate_every=2"),
     *("train.checkpoint_every=1", "train.keep_checkpoints=9", "data.batching.batch_size=4"),
 )
+
+
+def seeds(data: Path, run: Path, n: int, overrides: Sequence[str] = SMALL, **options: Any) -> SeedsResult:
+    result = train("tiny", data, run, overrides, seeds=n, **options)
+    assert isinstance(result, SeedsResult)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +94,12 @@ def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
     assert one_object(done.stdout)["n_trials"] > 0
 
 
-def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path):
+def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path, forked_training):
     run = tmp_path / "ensemble"
     shutil.copytree(ensemble[0], run, symlinks=True)
     shutil.rmtree(run / "seed-1")
     before = {p: p.stat().st_mtime_ns for p in (run / "seed-0").rglob("*") if p.suffix == ".safetensors"}
-    output = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, resume=True).to_dict()
+    output = seeds(cohort_store, run, 3, resume=True).to_dict()
     assert [s["seed"] for s in output["seeds"]] == [0, 1, 2]
     assert before == {p: p.stat().st_mtime_ns for p in before}
     first = ensemble[1]["seeds"]
@@ -101,83 +107,58 @@ def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, 
 
 
 def test_one_seed_that_fails_does_not_stop_the_others(cohort_store, tmp_path, monkeypatch):
-    run = tmp_path / "ensemble"
-
-    def occupied(*given: Any, **options: Any) -> TrainResult:
-        if given[2] == run / "seed-0":
-            given[2].mkdir(parents=True)
-            (given[2] / "mine.txt").write_text("not a run")
-        return train(*given, **options)
-
-    monkeypatch.setattr("arcuate.experiments.multi_seed.train", occupied)
-    summary = train_seeds("tiny", cohort_store, run, 2, overrides=SMALL)
-    assert [seed.is_complete for seed in summary.seeds] == [False, True]
-    output = summary.to_dict()
-    assert output["n_finished"] == 1
-    assert "exists and is not empty" in output["seeds"][0]["error"]
-    assert output["seeds"][1]["error"] is None
-    assert output["mean_per"] == output["seeds"][1]["best_per"]
-    assert output["sd_per"] is None
+    """A full disk, for example: the first training ends with an error, and the second takes place."""
+    program = "import sys; from pathlib import Path; run = Path(sys.argv[sys.argv.index('--run') + 1]);"
+    program += " sys.exit('error: the disk is full' if run.name == 'seed-0' else run.mkdir() or print('{}'))"
+    monkeypatch.setattr("arcuate.experiments.train_many.PROGRAM", (sys.executable, "-c", program))
+    output = seeds(cohort_store, tmp_path / "ensemble", 2).to_dict()
+    assert output["missing"] == {"0": "the disk is full", "1": "not started"}
+    assert (tmp_path / "ensemble" / "seed-1").is_dir()
+    assert (output["n_finished"], output["mean_per"], output["sd_per"]) == (0, None, None)
 
 
-def test_a_signal_ends_the_series(cohort_store, tmp_path, messages):
+def test_a_signal_ends_the_series(cohort_store, tmp_path, messages, forked_training):
     """The interrupted seed is saved, the next one is not started, and the command that continues is logged."""
     run = tmp_path / "ensemble"
-    summary = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, callbacks=[Interrupt()])
-    assert [(seed.seed, seed.is_complete) for seed in summary.seeds] == [(0, False)]
-    assert (summary.signal, summary.mean_per) == (signal.SIGINT, None)
-    assert any(f"--seeds 3 --data {cohort_store} --run {run} --resume" in line for line in messages)
 
+    sent: list[int] = []
 
-class Interrupt(Callback):
-    """Callback that sends SIGINT at step 2."""
-
-    def on_step(self, step: int) -> None:
-        if step == 2:
+    def interrupt(done: int, total: int, name: str) -> None:
+        if done and not sent:
+            sent.append(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
+
+    summary = seeds(cohort_store, run, 3, [*SMALL, "train.steps=4000"], progress=interrupt)
+    assert summary.signal == signal.SIGINT and summary.mean_per is None
+    assert "reached step" in summary.missing[0] and summary.missing[1] == "not started"
+    assert any(f"--seeds 3 --data {cohort_store} --run {run} --resume" in line for line in messages)
 
 
 def test_dry_run_writes_nothing(cohort_store, tmp_path):
     run = tmp_path / "ensemble"
-    output = train_seeds("tiny", cohort_store, run, 3, overrides=SMALL, dry_run=True).to_dict()
+    output = seeds(cohort_store, run, 3, dry_run=True).to_dict()
     assert [s["run"] for s in output["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
     assert not run.exists()
 
 
 def test_no_seeds_are_rejected(cohort_store, tmp_path):
-    done = arcuate("train", "tiny", "--seeds", 0, "--data", cohort_store, "--run", tmp_path / "run")
-    assert done.returncode == 2
-    assert "--seeds" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert_refused(arcuate("train", "tiny", "--seeds", 0, "--data", cohort_store, "--run", tmp_path / "run"), "--seeds")
     assert not (tmp_path / "run").exists()
 
 
 def refusal(data: Path, run: Path, overrides: Sequence[str] = SMALL, resume: bool = False) -> str:
     with pytest.raises(UserError) as error:
-        train_seeds("tiny", data, run, 2, overrides=overrides, resume=resume)
+        seeds(data, run, 2, overrides, resume=resume)
     return str(error.value)
 
 
-def test_existing_seed_folders_are_rejected(ensemble, cohort_store):
+def test_folders_of_other_content_are_left_alone(ensemble, cohort_store, tmp_path):
     run, _ = ensemble
-    assert "--resume" in refusal(cohort_store, run)
-
-
-def test_seeds_are_not_written_into_a_run_folder(ensemble, cohort_store):
-    run, _ = ensemble
-    for resume in (False, True):
-        message = refusal(cohort_store, run / "seed-0", resume=resume)
-        assert "is a run folder" in message
-
-
-def test_another_recipe_cannot_resume(ensemble, cohort_store):
-    run, _ = ensemble
-    other = [*SMALL, "encoder.dropout=0.3"]
-    assert "encoder.dropout" in refusal(cohort_store, run, other, resume=True)
-
-
-def test_other_files_are_left_alone(cohort_store, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    assert "--resume" in refusal(cohort_store, run)
+    assert "is a run folder" in refusal(cohort_store, run / "seed-0")
+    assert "is a run folder" in refusal(cohort_store, run / "seed-0", resume=True)
+    assert "encoder.dropout" in refusal(cohort_store, run, [*SMALL, "encoder.dropout=0.3"], resume=True)
     assert "notes.txt" in refusal(cohort_store, tmp_path, resume=True)
     assert "exists and is not empty" in refusal(cohort_store, tmp_path)
 
@@ -191,12 +172,3 @@ def test_several_processes_are_rejected(cohort_store, tmp_path, monkeypatch, siz
 def test_the_seed_of_the_dev_split_does_not_change(cohort_store):
     assert seed_overrides(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
     assert seed_overrides(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]
-
-
-def test_spread_of_few():
-    recipe, run = load_recipe("tiny"), Run(Path("run"))
-    none = SeedsResult(run.path, recipe, 1, (SeedRun(0, run, error="failed"),)).to_dict()
-    assert [none[f"{key}_per"] for key in ("mean", "sd", "low", "high")] == [None] * 4
-    result = TrainResult(run, recipe, 10, 5, 5, 4, "val", best_per=0.5)
-    one = SeedsResult(run.path, recipe, 1, (SeedRun(0, run, result),))
-    assert (one.mean_per, one.sd_per) == (0.5, None)

@@ -1,4 +1,4 @@
-"""Targets: judged by validations, reported while training, and impossible ones."""
+"""Targets: judged by validations, and impossible ones."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.experiments.targets import Target, TargetWatch, find_impossible_target, judge_target
+from arcuate.experiments.targets import Target, find_impossible_target, judge_target
 from arcuate.experiments.train import train
 
 SMALL = ["encoder.width=8", "encoder.depth=1", "data.batching.batch_size=4", "train.steps=4", "train.validate_every=2"]
@@ -41,23 +41,6 @@ def test_judgement(target: Target, ended: bool, status: str, step: int | None) -
 def test_rates_that_were_not_measured_do_not_count() -> None:
     outcome = judge_target(Target(wer=0.1), rows(per=(0.5, 0.01)), ended=True)
     assert (outcome.status, outcome.text) == ("missed", "not measured")
-
-
-def test_watch_reports_once_and_follows_rewinds(messages: list[str]) -> None:
-    watch = TargetWatch(Target(per=0.3), [])
-    for row in rows(per=(0.5, 0.3, 0.2)):
-        watch.on_metrics(row)
-    assert len(messages) == 1 and messages[0].startswith("target met: PER ≤ 30.0 %; PER 30.0 % at step 200")
-    watch.on_incident({"step": 300, "rewound_to": 100})
-    assert watch.outcome(ended=False).status == "open"
-
-
-def test_watch_reports_that_the_step_has_passed(messages: list[str]) -> None:
-    watch = TargetWatch(Target(per=0.1, by_step=200), [])
-    for row in rows(per=(0.5, 0.3, 0.05)):
-        watch.on_metrics(row)
-    assert len(messages) == 1
-    assert "can no longer be met: PER ≤ 10.0 % by step 200; best PER 30.0 % at step 200" in messages[0]
 
 
 def test_impossible_targets_are_reported_before_training() -> None:

@@ -3,16 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
 from arcuate.experiments.ablation import Experiment, cells, is_scored, overview, parse_factors
-from arcuate.experiments.multi_seed import SeedRun, SeedsResult
 from arcuate.experiments.recipe import load_recipe
-from arcuate.experiments.train import TrainResult
+from arcuate.experiments.seeds import SeedRun, SeedsResult
 from arcuate.files import append_jsonl, read_json, write_json, write_jsonl
 from arcuate.insight.ablation import ablation_page, judge_ablation
 from arcuate.insight.comparison import compare
@@ -153,22 +151,17 @@ def test_the_diary_quotes_no_verdict_of_an_unfinished_ablation(tmp_path: Path) -
     assert "eps caused it" not in text and "no verdict, because runs are unfinished: eps/seed-0" in text
 
 
-def test_seeds_that_are_missing_are_named(messages: list[str], tmp_path: Path) -> None:
-    from arcuate.experiments.multi_seed import _log_summary
-
-    recipe = load_recipe("tiny")
-
-    def trained(seed: int, **changes: Any) -> SeedRun:
-        run = Run(tmp_path / f"seed-{seed}")
-        return SeedRun(seed, run, TrainResult(run, recipe, 1, 1, 1, 600, "val", best_per=0.3, **changes))
-
-    failed = SeedRun(2, Run(tmp_path / "seed-2"), error="training was stopped at step 170")
-    summary = SeedsResult(tmp_path, recipe, 4, (trained(0), trained(1, interrupted=True), failed))
-    expected = {"1": "interrupted", "2": "training was stopped at step 170", "3": "not started"}
+def test_seeds_that_are_missing_are_named(tmp_path: Path) -> None:
+    trained, stopped = (make_run(tmp_path / f"seed-{i}") for i in range(2))
+    save_at(trained, N_STEPS)
+    state = trained.checkpoints / "last" / "state.json"
+    write_json(state, {**read_json(state), "best": {"step": 400, "per": 0.3, "wer": None}})
+    stop_by_guard(stopped)
+    seeds = [SeedRun(0, trained), SeedRun(1, stopped), SeedRun(2, Run(tmp_path / "seed-2"), error="the disk is full")]
+    summary = SeedsResult(tmp_path, load_recipe("tiny"), (*seeds, SeedRun(3, Run(tmp_path / "seed-3"))))
+    expected = {"1": "stopped by the guard at step 170 of 600", "2": "the disk is full", "3": "not started"}
     assert json.loads(json.dumps(summary.to_dict()))["missing"] == expected
-    assert summary.best_pers == [0.3]
-    _log_summary(summary)
-    assert any("1 of 4 seeds complete" in line and "2 (training was stopped" in line for line in messages)
+    assert (summary.best_pers, summary.mean_per, summary.sd_per) == ([0.3], 0.3, None)
 
 
 def test_temporary_folders_are_not_listed_as_runs(tmp_path: Path) -> None:

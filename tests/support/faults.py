@@ -206,7 +206,7 @@ _IMPORTED_ONCE = (
     "arcuate.evaluation.evaluate",
     "arcuate.evaluation.tune",
     "arcuate.experiments.calibrate",
-    "arcuate.experiments.multi_seed",
+    "arcuate.experiments.seeds",
     "arcuate.experiments.sweep",
     "arcuate.insight.ablation",
     "arcuate.insight.comparison",

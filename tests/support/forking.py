@@ -90,9 +90,9 @@ def child(job: dict[str, Any], handles: list[int]) -> None:
     for name, limit in job["limits"].items():
         resource.setrlimit(getattr(resource, name), limit)
     from arcuate.cli import main
-    from arcuate.experiments import subprocess_train
+    from arcuate.experiments import train_many
 
-    subprocess_train.PROGRAM = PROGRAM
+    train_many.PROGRAM = PROGRAM
     sys.modules["__main__"].__package__ = None  # typer takes the name of the program from it
     sys.argv = ["arcuate", *job["arguments"]]
     code = 1
@@ -166,7 +166,7 @@ IMPORTED_ONCE = (
     "arcuate.evaluation.combine",
     "arcuate.evaluation.decode",
     "arcuate.evaluation.evaluate",
-    "arcuate.experiments.multi_seed",
+    "arcuate.experiments.seeds",
     "arcuate.insight.ablation",
     "arcuate.insight.comparison",
 )

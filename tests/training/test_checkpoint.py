@@ -214,9 +214,11 @@ def test_state_of_another_optimizer_is_rejected(cohort_store: Path, tmp_path: Pa
         parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()
     folder = save_at(state, 4, 1.0)
-    other = make_state(Store.open(cohort_store), make_recipe("encoder.depth=3"), tmp_path / "other")
+    other = make_state(
+        Store.open(cohort_store), make_recipe("encoder.depth=3", "train.keep_optimizer=true"), tmp_path / "other"
+    )
     with pytest.raises(UserError, match="does not match"):
-        start_from(other, folder, keep_optimizer=True)
+        start_from(other, folder)
 
 
 @pytest.mark.parametrize(

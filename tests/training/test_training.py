@@ -259,7 +259,7 @@ def test_averages_start_from_the_weights_that_training_starts_from(
 
     monkeypatch.setattr("arcuate.experiments.train.train_loop", loop)
     with pytest.raises(UserError, match="started"):
-        train(parent.recipe, cohort_store, tmp_path / "run", parent=f"{parent.run.path}@last")  # type: ignore[arg-type]
+        train(parent.recipe, cohort_store, tmp_path / "run", from_=f"{parent.run.path}@last")  # type: ignore[arg-type]
     weights, averages = dict(states[0].model.named_parameters()), states[0].average.tensors()
     for name, weight in weights.items():
         assert torch.equal(averages[f"ema.{name}"], weight), name

@@ -1,7 +1,7 @@
 """`arcuate ablate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,9 +25,9 @@ def ablate(
     data: StorePath = ...,  # type: ignore[assignment]
     out: Annotated[Path, typer.Option("--out", help="Experiment folder; one run folder per arm and seed.")] = ...,  # type: ignore[assignment]
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs per arm.")] = 3,
-    split: Annotated[str, typer.Option(help="Split to score the arms on: val or dev.")] = "val",
     checkpoint: Annotated[
-        str, typer.Option(help="Checkpoint to score: last (late divergence shows in the score) or best.")
+        Literal["last", "best"],
+        typer.Option(help="Checkpoint to score: last (shows late divergence) or best."),
     ] = "last",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; write nothing.")] = False,
     as_json: Json = False,
@@ -38,8 +38,7 @@ def ablate(
     with progress("training") as report:
         runs = train_arms(
             *(recipe, factors, data, out),
-            n_seeds=seeds,
-            split=split,
+            seeds=seeds,
             checkpoint=checkpoint,
             dry_run=dry_run,
             progress=report,

@@ -19,7 +19,7 @@ Workflow: [bold]simulate[/] data or download a release → [bold]prepare[/] a st
 
 COMMANDS = (  # in the order of the workflow; each is in the module of the same name
     *("demo", "simulate", "prepare", "recipes", "train"),
-    *("sweep", "ablate", "launch", "evaluate", "calibrate", "decode", "tune"),
+    *("sweep", "ablate", "evaluate", "calibrate", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
     *("check-encoder", "new", "export-data", "falcon", "cite", "card", "push"),
@@ -35,12 +35,18 @@ _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer does not export the b
 class _OrderedGroup(typer.core.TyperGroup):
     """Lists the commands in the order of `COMMANDS`, groups of commands included.
 
-    `--allow-code PACKAGE` is accepted anywhere on the command line.
+    `--allow-code PACKAGE` and `--slurm FILE` are accepted anywhere on the command line.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from arcuate.plugins import allow_code
 
+        if "--slurm" in args[:-1]:
+            from arcuate.experiments.slurm import submit
+
+            n = args.index("--slurm")
+            typer.echo(f"submitted job {submit(Path(args[n + 1]), args[:n] + args[n + 2 :]).job}")
+            raise typer.Exit()
         kept: list[str] = []
         words = iter(args)
         for word in words:
@@ -57,17 +63,6 @@ class _OrderedGroup(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         known = super().list_commands(ctx)
         return sorted(known, key=lambda name: COMMANDS.index(name) if name in COMMANDS else len(COMMANDS))
-
-
-class WithDefault(typer.core.TyperGroup):
-    """Group with a default command: `arcuate sweep RECIPE …` is `arcuate sweep run RECIPE …`."""
-
-    default = "run"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "-h", "--help"):
-            args = [self.default, *args]
-        return super().parse_args(ctx, args)
 
 
 class SeveralNumbers(typer.core.TyperCommand):
@@ -127,6 +122,9 @@ def _root(
             metavar="PACKAGE",
             help="Let checkpoints and model folders import components of this package; accepted by every command.",
         ),
+    ] = None,
+    slurm: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Submit the command to Slurm with the #SBATCH lines of FILE.")
     ] = None,
 ) -> None:
     pass

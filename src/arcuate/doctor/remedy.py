@@ -223,7 +223,7 @@ def try_remedy(
     `out` is the new run folder, by default RUN-remedy beside the run; it must not exist or be empty.
     Changes to the length of the run are left out, because both runs get the same number of steps.
     """
-    from arcuate.experiments.subprocess_train import train_in_subprocess
+    from arcuate.experiments.train_many import Job, train_job
     from arcuate.insight.comparison import compare
     from arcuate.training.callbacks import handle_signals
 
@@ -245,9 +245,7 @@ def try_remedy(
             progress(int(rows[-1].get("step", 0)), steps, "training the remedy")
 
     with handle_signals() as stop:
-        trained = train_in_subprocess(
-            str(run.path), store, tried, override_list(overrides), stop=stop, on_metrics=report
-        )
+        trained = train_job(Job(tried, str(run.path), store, tuple(override_list(overrides))), stop, report)
     if trained.failure is not None:
         raise UserError(f"the remedy could not be trained: {trained.failure}")
     return TriedRemedy(remedy, tried, compare(run, tried, progress=progress))

@@ -5,13 +5,11 @@ workers can share one. Which factor caused a difference is judged in `arcuate.in
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, Literal
 
 from arcuate.config import Overrides, override_list, to_yaml_line
 from arcuate.data.selection import select
@@ -19,16 +17,11 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import evaluate
-from arcuate.experiments.multi_seed import seed_overrides
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
-from arcuate.experiments.subprocess_train import (
-    check_new_folder,
-    check_one_process,
-    open_folder,
-    train_in_subprocess,
-)
-from arcuate.files import LockHeld, exclusive_lock, read_json
-from arcuate.progress import Progress, logger
+from arcuate.experiments.seeds import seed_overrides
+from arcuate.experiments.train_many import Job, check_one_process, open_folder, train_jobs
+from arcuate.files import read_json
+from arcuate.progress import Progress
 from arcuate.run import Run, unfinished_reason
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
@@ -40,8 +33,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SEEDS = ("train.seed", "data.seed")
 _TRIALS = ("data.sessions", "data.max_sessions", "data.release", "data.dev_fraction")
 _MAX_FACTORS = 12
-_CHECKPOINTS = ("last", "best")
-_SPLITS = ("val", "dev")
 
 
 @dataclass(frozen=True)
@@ -133,21 +124,28 @@ def ablate(
     factors: Mapping[str, Overrides] | Sequence[str],
     data: str | Path,
     out: str | Path,
-    *,
     overrides: Overrides = (),
-    n_seeds: int = 3,
-    split: str = "val",
-    checkpoint: str = "last",
+    seeds: int = 3,
+    checkpoint: Literal["last", "best"] = "last",
     dry_run: bool = False,
+    *,
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> AblationRuns:
-    """Train and score every arm of an ablation with `n_seeds` seeds.
+    """Find which change caused a difference: train each factor alone, and all factors but one, over several seeds.
 
-    `factors` maps names to overrides, `{"eps": {"optimizer.eps": 1e-8}}`, or lists them as on the command line,
-    `["eps:optimizer.eps=1e-8"]`; `overrides`, and listed ones without a name, hold for every arm. `checkpoint` is the
-    one to score: with "last", a run that diverged counts as such. Calling again with the same arguments continues.
-    Judge the result with `arcuate.insight.ablation.judge_ablation(runs.experiment)`.
+    Calling again with the same arguments continues. `arcuate.insight.ablation.judge_ablation` judges the result.
+
+    Args:
+        recipe: Baseline: name, YAML file or run folder.
+        factors: `name:key=value[,key=value]` for each factor; `key=value` without a name applies to every arm. In
+            Python also a mapping of names to overrides.
+        data: Store prepared by `arcuate prepare`.
+        out: Experiment folder; one run folder per arm and seed.
+        overrides: Settings `key=value` of every arm.
+        seeds: Runs per arm.
+        checkpoint: Checkpoint to score: `last` (late divergence shows in the score) or `best`.
+        dry_run: List the runs; write nothing.
     """
     check_one_process("ablate")
     common = override_list(overrides)
@@ -156,15 +154,19 @@ def ablate(
     else:
         parsed, listed = parse_factors(factors)
         common = [*common, *listed]
-    experiment = Experiment(
-        str(recipe), tuple(common), parsed, Path(data), Path(out), n_seeds, split=split, checkpoint=checkpoint
-    )
+    experiment = Experiment(str(recipe), tuple(common), parsed, Path(data), Path(out), seeds, checkpoint=checkpoint)
     _check_experiment(experiment)
     if dry_run:
         return AblationRuns(experiment)
     open_experiment(experiment)
+    planned = {cell.run: cell for cell in cells(experiment)}
+    jobs = [Job(c.run, experiment.recipe, experiment.data, c.overrides, c.n_steps) for c in planned.values()]
+
+    def score(run: Run) -> None:
+        _score(experiment, planned[run])
+
     with handle_signals(stop) as stop:
-        failed = _train_cells(experiment, stop, progress)
+        failed = train_jobs(jobs, stop, score=score, progress=progress)
     return AblationRuns(experiment, failed, stop.signal)
 
 
@@ -255,17 +257,10 @@ def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
 
 def _check_experiment(experiment: Experiment) -> None:
     """Check before training for errors that would otherwise appear after hours."""
-    if experiment.checkpoint not in _CHECKPOINTS:
-        raise UserError(f"--checkpoint must be {' or '.join(_CHECKPOINTS)}, got {experiment.checkpoint}")
-    if experiment.split not in _SPLITS:
-        raise UserError(f"--split {experiment.split} cannot score an ablation; choose {' or '.join(_SPLITS)}")
     _check_names([factor.name for factor in experiment.factors])
     base = check_factors(experiment.recipe, experiment.overrides, experiment.factors)
-    selection = select(Store.open(experiment.data), base.data, base.front_end.patch.count_frames)
-    if not selection.validation:
+    if not select(Store.open(experiment.data), base.data, base.front_end.patch.count_frames).validation:
         raise UserError(f"{experiment.data} has no validation trials to score; set data.dev_fraction=0.1")
-    if experiment.split == "dev" and selection.selected_on != "dev":
-        raise UserError("the recipe has no dev split because data.dev_fraction is 0; use --split val")
 
 
 def check_factors(recipe: str, overrides: Sequence[str], factors: Sequence[Factor]) -> Recipe:
@@ -323,13 +318,10 @@ def cells(experiment: Experiment) -> list[Cell]:
 
 def open_experiment(experiment: Experiment) -> None:
     """Create or continue the folder of an ablation; the folder of a different ablation is rejected."""
-    file = experiment.out / "experiment.json"
-    if not file.exists():
-        check_new_folder(experiment.out, "an ablation")
     factors = {f.name: list(f.overrides) for f in experiment.factors}
     hashes = Store.open(experiment.data).hashes
     base = experiment.load(experiment.arms[0])
-    open_folder(file, "an ablation", base, {"factors": factors, "data": hashes})
+    open_folder(experiment.out / "experiment.json", "an ablation", base, {"factors": factors, "data": hashes})
 
 
 def is_trained(cell: Cell) -> bool:
@@ -355,70 +347,13 @@ def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
     return unfinished_reason(cell.run) or "not scored yet"
 
 
-@contextmanager
-def claim_cell(cell: Cell) -> Iterator[bool]:
-    """Reserve a cell for this worker within the context; yields False if another worker holds it."""
-    path = cell.run.path
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(exclusive_lock(path.with_name(f".{path.name}.lock"), f"{path} is in use"))
-        except LockHeld:
-            yield False
-            return
-        yield True
-
-
-def _train_cells(experiment: Experiment, stop: Stop, progress: Progress | None) -> dict[Path, str]:
-    """Train and score the remaining cells; return the runs that failed, with the reason."""
-    planned = cells(experiment)
-    n_steps = sum(c.n_steps for c in planned)
-    failed: dict[Path, str] = {}
-    done = 0
-    for cell in planned:
-        if stop.requested:
-            break
-        with claim_cell(cell) as is_mine:
-            if is_mine:
-                name = f"{cell.arm.name}, seed {cell.seed}"
-                report = None if progress is None else partial(_report_step, progress, done, n_steps, name)
-                failure = _train_cell(experiment, cell, stop, report)
-                if stop.requested:
-                    break
-                if failure is not None:
-                    failed[cell.run.path] = failure
-                    logger.info(f"{name}: {failure}")
-                if is_trained(cell) and not is_scored(experiment, cell):
-                    scored = f"{cell.run.path}@{experiment.checkpoint}"
-                    evaluate(scored, split=experiment.split, data=experiment.data, label=experiment.label)
-                elif is_trained(cell):
-                    _complete_card(experiment, cell)
-        done += cell.n_steps
-        if progress is not None:
-            progress(done, n_steps, "training")
-    return failed
-
-
-def _complete_card(experiment: Experiment, cell: Cell) -> None:
-    """Write the model card of a scored cell again if the process was killed between its results and its card."""
+def _score(experiment: Experiment, cell: Cell) -> None:
     card, summary = cell.run.card_file, cell.run.results_file(experiment.split, experiment.label, "json")
-    if not card.is_file() or card.stat().st_mtime_ns < summary.stat().st_mtime_ns:
-        refresh_card(cell.run)
-
-
-def _report_step(progress: Progress, before: int, n_steps: int, name: str, rows: list[dict[str, Any]]) -> None:
-    progress(before + max((row["step"] for row in rows), default=0), n_steps, name)
-
-
-def _train_cell(
-    experiment: Experiment, cell: Cell, stop: Stop, on_metrics: Callable[[list[dict[str, Any]]], None] | None
-) -> str | None:
-    """Train one cell to its last step; return the reason if that fails."""
-    if is_trained(cell):
-        return None
-    for file in (cell.run.path / "results").glob("*.json*"):
-        file.unlink()  # scores of an earlier checkpoint
-    arguments = (experiment.recipe, experiment.data, cell.run, cell.overrides)
-    return train_in_subprocess(*arguments, stop=stop, on_metrics=on_metrics or (lambda rows: None), resume=True).failure
+    if not is_scored(experiment, cell):
+        scored = f"{cell.run.path}@{experiment.checkpoint}"
+        evaluate(scored, split=experiment.split, data=experiment.data, label=experiment.label)
+    elif not card.is_file() or card.stat().st_mtime_ns < summary.stat().st_mtime_ns:
+        refresh_card(cell.run)  # the process was killed between results and card
 
 
 def overview(experiment: Experiment) -> list[dict[str, Any]]:

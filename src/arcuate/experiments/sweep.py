@@ -1,60 +1,45 @@
 """Hyperparameter sweeps: Optuna proposes settings, each proposal is trained, and validation PER is minimised.
 
-Any number of workers share one sweep folder. A trial belongs to the worker that holds its lock; a trial whose worker
-was killed is retried.
+Any number of workers share one study, which Optuna keeps in a database: an SQLite file in the sweep folder, or any
+other. A trial whose worker sends no heartbeats any more is queued again, and continues in its run folder.
 """
 
 import hashlib
 import json
-import platform
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from arcuate.config import Overrides, override_list
+from pydantic import Field, ValidationError
+
+from arcuate.config import Overrides, Settings, known_paths, nearest, override_list, read_yaml, to_yaml_line
 from arcuate.data.seeds import derive_seed
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError, without_password
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.experiments.search_space import Choices, Dimension, read_space, to_override
-from arcuate.experiments.subprocess_train import (
-    check_new_folder,
-    check_one_process,
-    open_folder,
-    train_arguments,
-    train_in_subprocess,
-)
-from arcuate.files import fields_to_dict, to_frame
+from arcuate.experiments.train_many import Job, Rows, check_one_process, open_folder, train_job
+from arcuate.files import to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
 from arcuate.training.callbacks import Stop, handle_signals
+from arcuate.training.config import DESCRIPTIVE_KEYS
 
-try:
+if TYPE_CHECKING:
     import optuna
-    from optuna import distributions
-    from optuna.exceptions import UpdateFinishedTrialError
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
-    from arcuate.experiments.storage import (
-        INTERRUPTED,
-        JOURNAL_FILE,
-        REASON,
-        StudyStorage,
-        explain_unreachable,
-        open_storage,
-    )
-except ImportError:
-    raise UserError("sweeps need the package optuna: pip install 'arcuate[sweep]'") from None
-
-_RETRY_OF, _FOLDER, _HOST, _PLAN = "retry_of", "folder", "host", "plan"  # user attributes of trials and of the study
-_ERROR = "error"  # whether the training of a failed trial ended with an error, such as a full disk, and no result
+STUDY_FILE = "study.db"
+_FOLDER, _REASON, _RETRY = "folder", "reason", "retry"  # user attributes of a trial
+_INTERRUPTED = "interrupted"
+_HEARTBEAT_S, _DEAD_S = 15, 60  # between heartbeats; without one for this long, a worker counts as dead
+_EXAMPLE = "schedule.peak_lr: {low: 0.001, high: 0.01, log: true}"
 
 
 @dataclass(frozen=True)
@@ -68,19 +53,7 @@ class SweepTrial:
     reason: str | None
     run: str
     seconds: float | None
-    step: int | None = None  # of the latest validation
-    host: str | None = None  # machine that trains it
-
-    def check(self) -> None:
-        """Raise ValueError if a value has the wrong type, as in a study that was not written by a sweep."""
-        texts, numbers = (self.reason, self.host), (self.per, self.seconds, self.step)
-        if not all(isinstance(value, str | None) for value in texts):
-            raise ValueError(f"reason or host of trial {self.number} is not text")
-        if not all(isinstance(value, int | float | None) for value in numbers):
-            raise ValueError(f"error rate or step of trial {self.number} is not a number")
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
+    step: int | None  # of the latest validation
 
 
 @dataclass(frozen=True)
@@ -89,19 +62,23 @@ class SweepResult:
 
     out: Path
     recipe: str
+    n_trials: int  # planned
     trials: tuple[SweepTrial, ...]
     best: SweepTrial | None  # among the complete trials
     command: tuple[str, ...] | None  # command that trains the best settings again
-    signal: Signals | None = None  # signal that interrupted this worker
-    n_trials: int | None = None  # planned
+    signal: Signals | None  # signal that interrupted this worker
 
     @property
     def rate_name(self) -> str:
         """PER, or CER for runs on characters."""
         return run_rate_name(*(Run(Path(trial.run)) for trial in self.trials[:1]))
 
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else int(all(trial.state == "fail" for trial in self.trials))
+
     def to_dict(self) -> dict[str, Any]:
-        best = {} if self.best is None else self.best.to_dict()
+        best = {} if self.best is None else asdict(self.best)
         return {
             "out": str(self.out),
             "recipe": self.recipe,
@@ -109,12 +86,12 @@ class SweepResult:
             "best_trial": best.get("number"),
             **{f"best_{key}": best.get(key) for key in ("per", "overrides", "run")},
             "command": list(self.command) if self.command else None,
-            "trials": [trial.to_dict() for trial in self.trials],
+            "trials": [asdict(trial) for trial in self.trials],
         }
 
     def to_frame(self) -> Any:
         """Pandas data frame with one row per trial."""
-        return to_frame(trial.to_dict() for trial in self.trials)
+        return to_frame(asdict(trial) for trial in self.trials)
 
 
 def sweep(
@@ -122,39 +99,151 @@ def sweep(
     space: Mapping[str, Any] | str | Path,
     data: str | Path,
     out: str | Path,
-    *,
     overrides: Overrides = (),
-    n_trials: int = 20,
+    trials: int = 20,
     seed: int = 0,
     storage: str | None = None,
-    heartbeat_s: int = 30,
+    *,
     stop: Stop | None = None,
 ) -> SweepResult:
-    """Search for the settings with the lowest validation PER, until all workers together have done `n_trials` trials.
+    """Search for the settings with the lowest validation PER.
 
-    `space` maps setting paths to ranges or choices, `{"schedule.peak_lr": {"low": 1e-3, "high": 1e-2, "log": True}}`,
-    or is the path of such a YAML file. `out` receives a run folder per trial; calling again with the same arguments
-    continues, and retries trials whose training ended with an error.
-    `storage` is the URL of a database that keeps the study, `postgresql://…` or `sqlite:///…`; the study has the name
-    of the folder `out`. A worker that sent no heartbeat for four times `heartbeat_s` counts as dead.
+    Calling again with the same arguments continues the sweep; several workers share it.
+
+    Args:
+        recipe: Recipe to vary: name, YAML file or run folder.
+        space: YAML file or mapping of settings to a range or choices,
+            `schedule.peak_lr: {low: 1.0e-3, high: 1.0e-2, log: true}`.
+        data: Store prepared by `arcuate prepare`.
+        out: Sweep folder; one run folder per trial.
+        overrides: Settings `key=value` of every trial.
+        trials: Number of trials over all workers.
+        seed: Seed of the proposals.
+        storage: Database URL of the study, such as `postgresql://USER@HOST/DATABASE`; by default an SQLite file in
+            `out`.
     """
+    try:
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        raise UserError("sweeps need the package optuna: pip install 'arcuate[many]'") from None
     check_one_process("sweep")
-    listed = override_list(overrides)
-    dimensions = read_space(space, recipe, listed)
-    plan = SweepPlan(
-        str(recipe), tuple(listed), dimensions, Path(data), Path(out), n_trials, seed, storage, heartbeat_s
-    )
-    with explain_unreachable(storage):
-        shared, study = open_study(plan)
-        with shared.lock():
-            _queue_again(study, lambda trial: trial.user_attrs.get(_ERROR) is True)
+    fixed = tuple(override_list(overrides))
+    plan = SweepPlan(str(recipe), fixed, read_space(space, recipe, fixed), Path(data), Path(out), trials, seed)
+    try:
+        study = open_study(plan, storage)
+        _queue_again(study)
         with handle_signals(stop) as stop:
-            while not stop.requested:
-                with claim_trial(plan, shared, study) as trial:
-                    if trial is None:
-                        break
-                    run_trial(plan, study, trial, stop)
-        return summarise_study(plan.out, study, stop.signal)
+            _optimize(plan, study, stop)
+        return summarise(plan, study, stop.signal)
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ or error.__context__ if isinstance(error, StorageInternalError) else error
+        reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[-1:]
+        where = without_password(storage) if storage else plan.out / STUDY_FILE
+        raise UserError(
+            f"the study in {where} does not answer: {''.join(reason)}; once it does, the same command continues"
+        ) from None
+
+
+# --- The space -------------------------------------------------------------------------------------------
+
+
+class Range(Settings):
+    low: float = Field(description="Lowest value.")
+    high: float = Field(description="Highest value.")
+    log: bool = Field(False, description="Sample uniformly in the logarithm.")
+    step: float | None = Field(None, gt=0.0, description="Distance between values, starting at `low`.")
+
+
+class Choices(Settings):
+    choices: tuple[Any, ...] = Field(min_length=2, description="Values to choose from.")
+
+
+def read_space(
+    space: Mapping[str, Any] | str | Path, recipe: str | Path, overrides: Overrides = ()
+) -> "dict[str, BaseDistribution]":
+    """The distribution of each setting of a mapping or YAML file, validated against the recipe that it varies.
+
+    Choices are given to Optuna as YAML text.
+    """
+    if isinstance(space, Mapping):
+        tree, where = dict(space), "search space"
+    else:
+        tree, where = read_yaml(Path(space)), str(space)
+        if not isinstance(tree, dict) or not tree or not all(isinstance(path, str) for path in tree):
+            raise UserError(f"{space} should name the settings to vary, such as '{_EXAMPLE}'")
+    listed = override_list(overrides)
+    fixed = [o.partition("=")[0].strip() for o in listed]
+    known = known_paths(Recipe)
+    for path in tree:
+        if path in DESCRIPTIVE_KEYS:
+            raise UserError(f"{where}: {path} only describes a recipe; vary a setting")
+        if path not in known:
+            near = nearest(path, sorted(known))
+            hint = f"; did you mean {near!r}?" if near else "; see: arcuate recipes settings"
+            raise UserError(f"{where}: no setting {path!r}{hint}")
+        for other in [p for p in tree if p != path] + fixed:
+            if path == other or path.startswith(f"{other}."):
+                raise UserError(f"{where}: {path} is varied, but {other} is also set; leave one of them out")
+    return {path: _distribution(f"{where}: {path}", path, given, recipe, listed) for path, given in tree.items()}
+
+
+def _distribution(where: str, path: str, given: Any, recipe: str | Path, overrides: list[str]) -> "BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    def problem(value: Any) -> str | None:
+        try:
+            load_recipe(recipe, [*overrides, to_override(path, value)])
+        except UserError as error:
+            return str(error)
+        return None
+
+    values = _read_values(where, given)
+    if isinstance(values, Choices):
+        tried: list[Any] = [to_yaml_line(choice) for choice in values.choices]
+        if len(set(tried)) < len(tried):
+            raise UserError(f"{where} lists a choice twice")
+        found: BaseDistribution = CategoricalDistribution(tried)
+    else:
+        low, high, step = values.low, values.high, values.step
+        inner = low + (step if step is not None else 0.37 * (high - low))
+        numbers = [low, high, *([] if step is None else [step])]
+        # A range of integers, unless the setting also accepts a value between two of them.
+        whole = all(n == int(n) for n in numbers) and (step is not None or problem(inner) is not None)
+        kind: Any = IntDistribution if whole else FloatDistribution
+        number = int if whole else float
+        options = {} if step is None else {"step": number(step)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # steps that do not reach `high`
+                found = kind(number(low), number(high), log=values.log, **options)
+        except (ValueError, UserWarning) as error:
+            raise UserError(f"{where}: {error}") from None
+        tried = [number(low), number(high), *([] if whole else [inner])]
+    for value in tried:
+        if reason := problem(value):
+            shown = value if isinstance(value, str) else to_yaml_line(value)
+            raise UserError(f"{where} cannot be {shown}: {reason}")
+    return found
+
+
+def _read_values(where: str, given: Any) -> Range | Choices:
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where} needs a range or choices, such as '{_EXAMPLE}'")
+    kind = Choices if "choices" in given else Range
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{where}.{'.'.join(map(str, first['loc']))}: {first['msg']}; a range needs low and high (optionally log or"
+            " step); otherwise give choices"
+        ) from None
+
+
+def to_override(path: str, value: Any) -> str:
+    """`path=value` of a proposed value; choices are proposed as their text."""
+    return f"{path}={value if isinstance(value, str) else to_yaml_line(value)}"
 
 
 # --- The study -------------------------------------------------------------------------------------------
@@ -166,226 +255,182 @@ class SweepPlan:
 
     recipe: str
     overrides: tuple[str, ...]
-    space: tuple[Dimension, ...]
+    space: "Mapping[str, BaseDistribution]"
     data: Path
     out: Path
     n_trials: int
     seed: int = 0
-    storage: str | None = None  # URL; None: a journal in the sweep folder
-    heartbeat_s: int = 30
 
-    def load_recipe(self, overrides: Sequence[str] = ()) -> Recipe:
-        return load_recipe(self.recipe, [*self.overrides, *overrides])
-
-    def trial_overrides(self, params: Mapping[str, Any]) -> list[str]:
-        return [d.to_override(params[d.path]) for d in self.space if d.path in params]
+    def job(self, trial: "FrozenTrial | optuna.Trial") -> Job:
+        """The training of a trial; one that is queued again continues in its folder."""
+        folder = trial.user_attrs.get(_FOLDER, f"trial-{trial.number:04d}")
+        varied = (to_override(path, value) for path, value in trial.params.items())
+        return Job(Run(self.out / folder), self.recipe, self.data, (*self.overrides, *varied))
 
 
-def open_study(plan: SweepPlan) -> tuple[StudyStorage, optuna.Study]:
-    """Create or continue the study of a sweep; the folder or the study of a different sweep is rejected."""
-    recipe, store = plan.load_recipe(), Store.open(plan.data)
+def open_study(plan: SweepPlan, storage: str | None = None) -> "optuna.Study":
+    """Create or continue the study of a sweep; the folder of a different sweep is rejected."""
+    import optuna
+
+    recipe, store = load_recipe(plan.recipe, plan.overrides), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
         raise UserError(f"{plan.data} has no validation trials to compare settings on; set data.dev_fraction=0.1")
-    if not _is_started(plan.out):
-        try:
-            check_new_folder(plan.out, "a sweep")
-        except UserError:
-            if not _is_started(plan.out):  # another worker may have started it meanwhile
-                raise
-    space = {d.path: {**d.values.model_dump(mode="json"), "whole": d.is_integer} for d in plan.space}
-    hashes = hashlib.sha256(json.dumps(store.hashes, sort_keys=True).encode()).hexdigest()
-    varied: dict[str, Any] = {"space": space, "data": hashes}
-    if plan.storage is not None:
-        varied["storage"] = without_password(plan.storage)
-    shared = _open_storage(plan.storage, plan.out, plan.heartbeat_s, create=True)
-    with shared.lock():
-        identity = open_folder(plan.out / "sweep.json", "a sweep", recipe, varied)
-        study = optuna.create_study(
-            storage=shared.storage,
-            study_name=_study_name(plan.storage, plan.out),
-            direction="minimize",
-            load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
-        )
-        _check_identity(plan, study, identity)
-        planned = {"recipe": plan.recipe, "overrides": list(plan.overrides), "data": str(plan.data)}
-        study.set_user_attr(_PLAN, {**planned, "n_trials": plan.n_trials})
-    return shared, study
+    space = {path: json.loads(optuna.distributions.distribution_to_json(d)) for path, d in plan.space.items()}
+    identity = open_folder(plan.out / "sweep.json", "a sweep", recipe, {"space": space, "data": store.hashes})
+    # A database keeps many studies, and workers on machines without a common file system find theirs by its name.
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(
+        storage=_connect(storage or f"sqlite:///{plan.out.resolve() / STUDY_FILE}"),
+        study_name=f"{plan.out.resolve().name}-{digest}",
+        direction="minimize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
+    )
 
 
-def _is_started(out: Path) -> bool:
-    """Whether a worker has created the sweep folder, or is creating it: locks first, then the journal."""
-    if (out / "sweep.json").exists() or (out / "locks" / "study").exists():
-        return True
-    names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.is_dir() else set()
-    return "locks" in names and all(name.startswith(JOURNAL_FILE) for name in names - {"locks"})
+def _connect(url: str) -> "optuna.storages.RDBStorage":
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-
-def _open_storage(url: str | None, out: Path, heartbeat_s: int, create: bool) -> StudyStorage:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if url is None and not create and not (out / JOURNAL_FILE).is_file():
+    scheme, separator, rest = url.partition("://")
+    driver = "postgresql+psycopg" if scheme in ("postgres", "postgresql") else scheme
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if driver == "sqlite":
+        options["connect_args"] = {"timeout": 60}  # seconds to wait for another writer
+    try:
+        with _quiet():
+            return RDBStorage(
+                f"{driver}{separator}{rest}",
+                engine_kwargs=options,
+                heartbeat_interval=_HEARTBEAT_S,
+                grace_period=_DEAD_S,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
         raise UserError(
-            f"{out} has no {JOURNAL_FILE}; give a sweep folder, or --storage URL if the study is in a database"
-        )
-    if url is None and create:
-        (out / "locks").mkdir(parents=True, exist_ok=True)
-    return open_storage(url, out, _study_name(url, out), heartbeat_s, create)
+            f"--storage {without_password(url)}: expected the URL of a database whose driver is installed, such as"
+            " postgresql://USER@HOST/DATABASE or sqlite:///FILE"
+        ) from None
 
 
-def _study_name(storage: str | None, out: Path) -> str:
-    """A database keeps many studies, so each has the name of its sweep folder."""
-    return "sweep" if storage is None else out.resolve().name
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress Optuna's warnings that heartbeats are experimental."""
+    from optuna.exceptions import ExperimentalWarning
 
-
-def _check_identity(plan: SweepPlan, study: optuna.Study, identity: Mapping[str, Any]) -> None:
-    """Reject the study of a different sweep, which a database may keep under the same name."""
-    own = {key: value for key, value in identity.items() if key != "storage"}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    if plan.storage is not None and study.user_attrs.get("identity", digest) != digest:
-        raise UserError(
-            f"the study {study.study_name!r} in {without_password(plan.storage)} belongs to a different sweep (recipe,"
-            " space or data differ); give --out another name"
-        )
-    study.set_user_attr("identity", digest)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 # --- Trials ----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def claim_trial(plan: SweepPlan, shared: StudyStorage, study: optuna.Study) -> Iterator[optuna.Trial | None]:
-    """Reserve a new trial for this worker within the context; None if there are enough trials."""
-    trial = None
-    with ExitStack() as held:
-        with shared.lock():
-            shared.fail_abandoned(study)
-            _queue_again(study, _is_interrupted)
-            trials = study.get_trials(deepcopy=False)
-            if _count_tried(trials) < plan.n_trials:
-                seed = derive_seed(plan.seed, "sweep", len(trials)) % 2**32
-                study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-                with warnings.catch_warnings():  # `claim` sends the heartbeats that Optuna sends in `optimize` only
-                    warnings.filterwarnings("ignore", message="Heartbeat of storage")
-                    trial = study.ask({d.path: to_distribution(d) for d in plan.space})
-                held.enter_context(shared.claim(trial.number, trial._trial_id))
-                trial.set_user_attr(_HOST, platform.node())
-                trial.set_user_attr(_FOLDER, trial_folder(trial))
-                trial.set_user_attr(REASON, INTERRUPTED)  # overwritten when the trial ends in any other way
-        yield trial
+class _NoResult(Exception):
+    """Ends a trial that failed or was interrupted."""
 
 
-def _queue_again(study: optuna.Study, lacks_result: Callable[[FrozenTrial], bool]) -> None:
-    """Queue the settings of failed trials without a result again: interrupted, or ended by an error.
+def _optimize(plan: SweepPlan, study: "optuna.Study", stop: Stop) -> None:
+    """Train trials until all workers together have done or started enough of them."""
+    from optuna.storages import fail_stale_trials
 
-    What is missing is derived from the study, so nothing is lost if a worker is killed here, at any point. A retry
-    continues in the folder of the failed trial.
-    """
+    def is_enough() -> bool:
+        with _quiet():
+            fail_stale_trials(study)
+        started = [t for t in _latest(study).values() if t.state.name != "WAITING"]
+        return stop.requested or len(started) >= plan.n_trials
+
+    def objective(trial: "optuna.Trial") -> float:
+        return _run_trial(plan, trial, stop)
+
+    if not is_enough():
+        with _quiet():
+            study.optimize(objective, catch=_NoResult, callbacks=[lambda s, _: s.stop() if is_enough() else None])
+
+
+def _latest(study: "optuna.Study") -> "dict[Any, FrozenTrial]":
+    """The latest trial of each run folder; not those whose worker was killed before they had one."""
     trials = study.get_trials(deepcopy=False)
-    retried = _retried(trials)
-    for trial in trials:
-        if trial.state != TrialState.FAIL or not lacks_result(trial) or trial.number in retried:
-            continue
-        # Earlier versions queued without naming the trial.
-        later = (t for t in trials[trial.number + 1 :] if _RETRY_OF not in t.user_attrs)
-        if not trial.params or any(t.system_attrs.get("fixed_params") == trial.params for t in later):
-            continue
-        folder = trial.user_attrs.get(_FOLDER)
-        study.enqueue_trial(trial.params, user_attrs={_RETRY_OF: trial.number, **({_FOLDER: folder} if folder else {})})
+    return {t.user_attrs.get(_FOLDER, t.number): t for t in trials if _FOLDER in t.user_attrs or t.state.name != "FAIL"}
 
 
-def _is_interrupted(trial: FrozenTrial) -> bool:
-    return bool(trial.user_attrs.get(REASON) == INTERRUPTED)
+def _queue_again(study: "optuna.Study") -> None:
+    """Queue the trials that have no result: interrupted, or ended by an error such as a full disk."""
+    for trial in _latest(study).values():
+        if trial.state.name == "FAIL" and trial.user_attrs.get(_RETRY):
+            study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs[_FOLDER]})
 
 
-def _retried(trials: Iterable[FrozenTrial]) -> set[Any]:
-    return {t.user_attrs.get(_RETRY_OF) for t in trials}
+def _suggest(trial: "optuna.Trial", path: str, distribution: "BaseDistribution") -> None:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            trial.suggest_categorical(path, choices)
+        case IntDistribution(low=low, high=high, step=step, log=log):
+            trial.suggest_int(path, low, high, step=step, log=log)
+        case FloatDistribution(low=low, high=high, step=step, log=log):
+            trial.suggest_float(path, low, high, step=step, log=log)
 
 
-def _count_tried(trials: Sequence[FrozenTrial]) -> int:
-    """Number of trials that count towards `n_trials`: not those that are queued, interrupted or tried again."""
-    retried = _retried(trials)
-    repeated = [t.state == TrialState.FAIL and (_is_interrupted(t) or t.number in retried) for t in trials]
-    return sum(t.state != TrialState.WAITING and not again for t, again in zip(trials, repeated, strict=True))
+def _run_trial(plan: SweepPlan, trial: "optuna.Trial", stop: Stop) -> float:
+    """Train one trial and return its PER; it is pruned if it is worse than the median."""
+    import optuna
 
+    # Depends on nothing but seed and number, so that workers do not repeat each other.
+    seed = derive_seed(plan.seed, "sweep", trial.number) % 2**32
+    trial.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    for path, distribution in plan.space.items():
+        _suggest(trial, path, distribution)
+    job = plan.job(trial)
+    trial.set_user_attr(_FOLDER, job.run.path.name)
+    logger.info(f"trial {trial.number}: {' '.join(job.overrides[len(plan.overrides) :])}")
+    reported, pruned = 0, False
 
-def to_distribution(dimension: Dimension) -> distributions.BaseDistribution:
-    values = dimension.values
-    if isinstance(values, Choices):
-        return distributions.CategoricalDistribution(values.texts)
-    if dimension.is_integer:
-        low, high, step = int(values.low), int(values.high), int(values.step or 1)
-        return distributions.IntDistribution(low, high, log=values.log, step=step)
-    return distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
-
-
-def run_trial(plan: SweepPlan, study: optuna.Study, trial: optuna.Trial, stop: Stop) -> None:
-    """Train one trial until it completes, fails, or is pruned for being worse than the median."""
-    overrides = plan.trial_overrides(trial.params)
-    run, n_steps = Run(plan.out / trial_folder(trial)), plan.load_recipe(overrides).train.steps
-    name, reported, pruned = f"trial {trial.number}", 0, False
-    logger.info(f"{name}: {' '.join(overrides)}")
-
-    def report(rows: list[dict[str, Any]]) -> None:
-        nonlocal reported
+    def report(rows: Rows) -> None:
+        nonlocal reported, pruned
         for row in rows:
             if row["split"] != "train" and row["per"] is not None and row["step"] > reported:
                 reported = row["step"]
                 trial.report(row["per"], reported)
+                pruned = trial.should_prune() and unfinished_reason(job.run) is not None
 
-    def prune() -> bool:
-        nonlocal pruned
-        pruned = 0 < reported < n_steps and trial.should_prune()
-        return pruned
+    def end(reason: str, retry: bool = False) -> None:
+        trial.set_user_attr(_REASON, reason)
+        trial.set_user_attr(_RETRY, retry)
+        logger.info(f"trial {trial.number}: {reason}")
 
-    settings = [*plan.overrides, *overrides]
-    try:
-        outcome = train_in_subprocess(
-            plan.recipe, plan.data, run, settings, stop=stop, on_metrics=report, should_stop=prune, resume=True
-        )
-        if stop.requested:
-            study.tell(trial, state=TrialState.FAIL)  # the next worker queues it again
-            logger.info(f"{name}: {INTERRUPTED}")
-        elif pruned:
-            trial.set_user_attr(REASON, f"worse than the median at step {reported}")
-            study.tell(trial, state=TrialState.PRUNED)
-            logger.info(f"{name}: pruned at step {reported}, worse than the median")
-        elif outcome.result is not None and outcome.result["best_per"] is not None and unfinished_reason(run) is None:
-            trial.set_user_attr(REASON, None)
-            study.tell(trial, float(outcome.result["best_per"]))
-            logger.info(f"{name}: {run_rate_name(run)} {percent(outcome.result['best_per'])}")
-        else:
-            reason = outcome.failure or unfinished_reason(run) or "no validation"
-            trial.set_user_attr(REASON, reason)
-            trial.set_user_attr(_ERROR, outcome.failure is not None)
-            study.tell(trial, state=TrialState.FAIL)
-            logger.info(f"{name}: failed: {reason}")
-    except UpdateFinishedTrialError:
-        logger.warning(f"{name}: this worker sent no heartbeats for a while, so another worker took over its settings")
-
-
-def trial_folder(trial: optuna.Trial | FrozenTrial) -> str:
-    """Name of the run folder of a trial; a retry of an interrupted trial continues in its folder."""
-    folder = str(trial.user_attrs.get(_FOLDER))
-    return folder if re.fullmatch(r"trial-\d{4,}", folder) else f"trial-{trial.number:04d}"
+    outcome = train_job(job, stop, report, lambda: pruned)
+    if stop.requested:
+        end(_INTERRUPTED, retry=True)
+        raise _NoResult
+    if pruned:
+        end(f"worse than the median at step {reported}")
+        raise optuna.TrialPruned
+    reason = outcome.failure or unfinished_reason(job.run)
+    if reason or outcome.result is None or outcome.result["best_per"] is None:
+        end(reason or "no validation", retry=outcome.failure is not None)
+        raise _NoResult
+    per = float(outcome.result["best_per"])
+    logger.info(f"trial {trial.number}: {run_rate_name(job.run)} {percent(per)}")
+    return per
 
 
 # --- Results ---------------------------------------------------------------------------------------------
 
 
-def summarise_study(out: Path, study: optuna.Study, signal: Signals | None = None) -> SweepResult:
-    """All trials so far, and the best of the complete ones."""
-    frozen = [t for t in study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
-    trials = tuple(_summarise_trial(out, t) for t in frozen)
+def summarise(plan: SweepPlan, study: "optuna.Study", signal: Signals | None = None) -> SweepResult:
+    """The latest trial of each run folder, and the best of the complete ones."""
+    found = {t.number: t for t in _latest(study).values() if t.state.name != "WAITING"}
+    trials = tuple(_summarise_trial(plan, found[number]) for number in sorted(found))
     complete = [t for t in trials if t.state == "complete" and t.per is not None]
     best = min(complete, key=lambda t: (t.per, t.number), default=None)
-    plan, command = study.user_attrs.get(_PLAN, {}), None  # sweeps of earlier versions did not store it
-    if best is not None and plan:
-        overrides = [*plan["overrides"], *best.overrides]
-        command = ("arcuate", *train_arguments(plan["recipe"], Path(plan["data"]), "runs/best", overrides))
-    return SweepResult(out, plan.get("recipe", ""), trials, best, command, signal, plan.get("n_trials"))
+    command = None if best is None else ("arcuate", *plan.job(found[best.number]).words("runs/best"))
+    return SweepResult(plan.out, plan.recipe, plan.n_trials, trials, best, command, signal)
 
 
-def _summarise_trial(out: Path, trial: FrozenTrial) -> SweepTrial:
+def _summarise_trial(plan: SweepPlan, trial: "FrozenTrial") -> SweepTrial:
     reported = trial.intermediate_values
     latest = reported[max(reported)] if reported else None
     return SweepTrial(
@@ -393,9 +438,8 @@ def _summarise_trial(out: Path, trial: FrozenTrial) -> SweepTrial:
         state=trial.state.name.lower(),
         per=trial.value if trial.value is not None else latest,
         overrides=tuple(to_override(path, value) for path, value in trial.params.items()),
-        reason=trial.user_attrs.get(REASON) if trial.state.is_finished() else None,
-        run=str(out / trial_folder(trial)),
+        reason=trial.user_attrs.get(_REASON) if trial.state.is_finished() else None,
+        run=str(plan.job(trial).run.path),
         seconds=trial.duration.total_seconds() if trial.duration else None,
         step=max(reported, default=None),
-        host=trial.user_attrs.get(_HOST),
     )

@@ -1,4 +1,4 @@
-"""Targets: success criteria stated in a recipe, checked during training and from the files of a run."""
+"""Targets: success criteria stated in a recipe, judged from the validation rows of a run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from arcuate.config import Settings
 from arcuate.files import fields_to_dict
-from arcuate.progress import logger, percent
-from arcuate.training.callbacks import Callback
+from arcuate.progress import percent
 from arcuate.training.schedule import Steps
 
 _RATES = ("per", "wer")
@@ -86,34 +85,6 @@ def _rates_text(target: Target, row: Mapping[str, Any], rate_name: str) -> str:
 
 def _shown(name: str, rate_name: str) -> str:
     return rate_name if name == "per" else name.upper()
-
-
-class TargetWatch(Callback):
-    """Callback that logs once when the target is met, and once when it can no longer be met."""
-
-    def __init__(self, target: Target, rows: Iterable[Mapping[str, Any]], rate_name: str = "PER") -> None:
-        self._target, self._rate_name = target, rate_name
-        self._rows = [dict(row) for row in rows if row.get("split") != "train"]
-        self._status = judge_target(target, self._rows, ended=False).status
-
-    def outcome(self, ended: bool) -> TargetOutcome:
-        return judge_target(self._target, self._rows, ended, self._rate_name)
-
-    def on_metrics(self, row: dict[str, Any]) -> None:
-        if row["split"] == "train":
-            return
-        self._rows.append(row)
-        found = self.outcome(ended=False)
-        if found.status != self._status and found.status == "met":
-            logger.info(f"target met: {self._target.text(self._rate_name)}; {found.text}")
-        elif found.status != self._status and found.status == "missed":
-            logger.warning(f"the target can no longer be met: {self._target.text(self._rate_name)}; {found.text}")
-        self._status = found.status
-
-    def on_incident(self, row: dict[str, Any]) -> None:
-        if (step := row.get("rewound_to")) is not None:
-            self._rows = [earlier for earlier in self._rows if earlier["step"] <= step]
-            self._status = self.outcome(ended=False).status
 
 
 def find_impossible_target(target: Target, steps: int, validate_every: int, words: bool) -> str | None:

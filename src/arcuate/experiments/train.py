@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -26,7 +26,8 @@ from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
-from arcuate.experiments.targets import TargetOutcome, TargetWatch, find_impossible_target, judge_target
+from arcuate.experiments.seeds import SeedRun, SeedsResult, plan_seeds, train_seeds
+from arcuate.experiments.targets import TargetOutcome, find_impossible_target, judge_target
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
@@ -99,6 +100,10 @@ class TrainResult:
     def path(self) -> Path:
         return self.run.path
 
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
     def __fspath__(self) -> str:
         return os.fspath(self.run)
 
@@ -112,34 +117,84 @@ class TrainResult:
         return values | {"stages": {stage.name: stage.steps for stage in self.recipe.stages}}
 
 
+@overload
 def train(
     recipe: Recipe | str | Path,
     data: Store | str | Path,
     run: RunLike,
-    *,
     overrides: Overrides = (),
+    from_: RunLike | None = None,
     resume: bool = False,
-    parent: RunLike | None = None,
-    keep_optimizer: bool = False,
+    seeds: None = None,
+    dry_run: bool = False,
+    *,
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+) -> TrainResult: ...
+
+
+@overload
+def train(
+    recipe: Recipe | str | Path,
+    data: Store | str | Path,
+    run: RunLike,
+    overrides: Overrides = (),
+    from_: RunLike | None = None,
+    resume: bool = False,
+    *,
+    seeds: int | None,
     dry_run: bool = False,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
     progress: Progress | None = None,
-) -> TrainResult:
-    """Train a recipe on a prepared store and write the run folder `run`.
+) -> TrainResult | SeedsResult: ...
 
-    `recipe` is a packaged recipe by name, a YAML file or run folder by path, or a `Recipe`. `overrides` is a mapping
-    `{"train.steps": 600}` or a sequence of `"key=value"`. `resume` continues the run where it stopped, bit for bit on a
-    CPU. `parent` (RUN, RUN@best or RUN@last) starts from the weights of another run, with `keep_optimizer` from its
-    optimizer state too. `dry_run` checks recipe and data, and writes nothing.
+
+def train(
+    recipe: Recipe | str | Path,
+    data: Store | str | Path,
+    run: RunLike,
+    overrides: Overrides = (),
+    from_: RunLike | None = None,
+    resume: bool = False,
+    seeds: int | None = None,
+    dry_run: bool = False,
+    *,
+    callbacks: Sequence[Callback] = (),
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+) -> TrainResult | SeedsResult:
+    """Train a model from a recipe on prepared data.
 
     SIGINT, SIGTERM, SIGHUP or `stop.request()`, from a callback or another thread, end training within one step, with
     a checkpoint; the result is then `interrupted`. Signals are handled only when called from the main thread.
+
+    Args:
+        recipe: Packaged recipe by name, YAML file or run folder; in Python also a `Recipe`.
+        data: Store prepared by `arcuate prepare`.
+        run: Run folder to write; must not exist unless resumed.
+        overrides: Settings `key=value`; in Python also a mapping `{"train.steps": 600}`.
+        from_: Start from the weights of RUN, RUN@best or RUN@last.
+        resume: Continue the run where it stopped, bit for bit on a CPU; start it if it does not exist.
+        seeds: Train N seeds, each into RUN/seed-K, and report the spread.
+        dry_run: Check recipe and data, print the plan, write nothing.
     """
+    if seeds is not None:
+        if isinstance(recipe, Recipe) or (isinstance(data, Store) and type(data) is not Store):
+            raise UserError("seeds are trained in processes of their own: name recipe and store by their paths")
+        path = data.path if isinstance(data, Store) else Path(data)
+        jobs = plan_seeds(recipe, path, run, seeds, overrides, from_)
+        if not dry_run:
+            return train_seeds(jobs, Path(run), resume, stop, progress)
+        first = next(iter(jobs.values()))
+        plan = train(recipe, path, first.run, first.overrides, from_, resume, dry_run=True)
+        runs = tuple(SeedRun(seed, job.run) for seed, job in jobs.items())
+        return SeedsResult(Path(run), plan.recipe, runs, plan)
     run = Run(Path(run))
     official, ancestors = official_ancestor(recipe), lineage(recipe)
     recipe = load_recipe(recipe, overrides)
-    parent = None if parent is None else os.fspath(parent)
+    parent = None if from_ is None else os.fspath(from_)
     check_trackers(recipe.track)
     if not dry_run:
         check_run_folder(run.path, resume)
@@ -156,7 +211,7 @@ def train(
     runtime = _same_threads(recipe, previous)
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
     machine = replace(machine, device=own_device(machine.device))
-    start = Start(resume, find_parent(parent, resume, keep_optimizer), keep_optimizer)
+    start = Start(resume, find_parent(parent, run if resume else None))
     decode_words = open_word_search(recipe, selection.validation, store.classes)
     failed = True
     try:
@@ -446,9 +501,7 @@ def _run_loop(
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        name = error_rate_name(setup.store.classes)
-        watch = [] if recipe.target is None else [TargetWatch(recipe.target, setup.run.metrics(), name)]
-        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *watch, *shown)
+        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
     training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
     if selection.validation:

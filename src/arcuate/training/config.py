@@ -152,6 +152,7 @@ class Train(Settings):
     keep_checkpoints: int = Field(
         2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
     )
+    keep_optimizer: bool = Field(False, description="With --from: load the optimizer state of the other run too.")
 
 
 class Validate(Settings):

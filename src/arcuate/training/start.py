@@ -28,11 +28,10 @@ from arcuate.training.state import TrainingState, explain_mismatch
 
 @dataclass(frozen=True)
 class Start:
-    """How to start: resume the run, or take the weights (and optimizer state) of a parent, or neither."""
+    """How to start: resume the run if it has a checkpoint, else from the weights of a parent, or from scratch."""
 
     resume: bool = False
     parent: Path | None = None  # checkpoint folder
-    keep_optimizer: bool = False
 
 
 def start_run(state: TrainingState, start: Start, environment: dict[str, Any], distributed: Distributed) -> None:
@@ -44,8 +43,8 @@ def start_run(state: TrainingState, start: Start, environment: dict[str, Any], d
     with distributed.raise_together():
         if start.resume:
             resumed = resume(state, environment, distributed)
-        elif start.parent is not None:
-            start_from(state, start.parent, start.keep_optimizer)
+        if resumed is None and start.parent is not None:
+            start_from(state, start.parent)
     if start.resume:
         _check_same_step(state.run, resumed, distributed)
     with distributed.raise_together():
@@ -166,18 +165,14 @@ def check_same_data(run: Run, environment: dict[str, Any]) -> None:
         )
 
 
-def find_parent(parent: str | None, resume: bool, keep_optimizer: bool) -> Path | None:
-    """Return the checkpoint folder that RUN, RUN@best or RUN@last names."""
-    if parent is None:
-        if keep_optimizer:
-            raise UserError("--keep-optimizer requires --from RUN, the run whose optimizer state is loaded")
+def find_parent(parent: str | None, resumed: Run | None) -> Path | None:
+    """Return the checkpoint folder that RUN, RUN@best or RUN@last names; None if `resumed` has its own checkpoints."""
+    if parent is None or (resumed is not None and any(resumable_checkpoints(resumed))):
         return None
-    if resume:
-        raise UserError("--resume and --from are mutually exclusive: --resume continues a run, --from starts a new one")
     return find_checkpoint(*split_parent(parent))
 
 
-def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None:
+def start_from(state: TrainingState, parent: Path) -> None:
     """Load the weights of another run; step, data position and schedule start at 0."""
     loaded = load_model(parent)
     if loaded.config != state.model.config:
@@ -187,7 +182,7 @@ def start_from(state: TrainingState, parent: Path, keep_optimizer: bool) -> None
         )
     state.model.load_state_dict(loaded.state_dict())
     state.average.start(state.model)
-    if keep_optimizer:
+    if state.recipe.train.keep_optimizer:
         checkpoint = load_checkpoint(parent)
         with explain_mismatch(checkpoint):
             restore_optimizer(state.optimizer, checkpoint.tensors())

@@ -14,7 +14,7 @@ import pytest
 
 import arcuate
 from arcuate.errors import UserError
-from arcuate.experiments.subprocess_train import train_in_subprocess
+from arcuate.experiments.train_many import Job, claim, train_job
 from arcuate.files import exclusive_lock
 from arcuate.run import Run
 from arcuate.training.callbacks import PARENT_PIPE, Stop
@@ -41,12 +41,12 @@ while not stop.requested:
 PARENT = """
 import sys
 from pathlib import Path
-import arcuate.experiments.subprocess_train as module
+import arcuate.experiments.train_many as module
 from arcuate.run import Run
 from arcuate.training.callbacks import Stop
 
 module.PROGRAM = (sys.executable, "-c", sys.argv[1])
-module.train_in_subprocess("tiny", Path("store"), Run(Path(sys.argv[2])), [], stop=Stop(), on_metrics=print)
+module.train_job(module.Job(Run(Path(sys.argv[2])), "tiny", Path("store")), Stop(), print)
 """
 
 
@@ -94,11 +94,11 @@ def test_training_waits_for_the_lock_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
 ) -> None:
     """The training of a killed ablation saves its last checkpoint before the restarted ablation continues it."""
-    monkeypatch.setattr("arcuate.experiments.subprocess_train.PROGRAM", (sys.executable, "-c", "print('{}')"))
+    monkeypatch.setattr("arcuate.experiments.train_many.PROGRAM", (sys.executable, "-c", "print('{}')"))
     run, stop, started = Run(tmp_path / "run"), Stop(), threading.Event()
 
     def train() -> None:
-        train_in_subprocess("tiny", tmp_path, run, [], stop=stop, on_metrics=lambda rows: None, resume=True)
+        train_job(Job(run, "tiny", tmp_path), stop, lambda rows: None)
         started.set()
 
     with exclusive_lock(run.lock_file, "in use"):
@@ -121,3 +121,11 @@ def test_experiments_in_several_processes_are_rejected(
     with pytest.raises(UserError, match=f"{command} starts one training after another.*without torchrun"):
         getattr(arcuate, command)("tiny", varied, tmp_path / "store", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_job_is_claimed_by_one_worker(tmp_path: Path) -> None:
+    job = Job(Run(tmp_path / "run"), "tiny", tmp_path)
+    with claim(job) as first, claim(job) as second:
+        assert first and not second
+    with claim(job) as again:
+        assert again
