@@ -8,7 +8,7 @@ import reprlib
 import types
 import typing
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -89,6 +89,7 @@ def _accepts_boolean(annotation: Hashable) -> bool:
 
 # --- Overrides: `key.sub=value` in a tree of plain values; list items by index or by their `name` -----------
 
+Translate = Callable[[str, Any], str | None]  # an unknown setting and its value -> what it is called here
 Overrides = Mapping[str, Any] | Sequence[str]  # {"train.steps": 200} or ["train.steps=200"]
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 _EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # in a stage, setting one removes the other
@@ -166,13 +167,17 @@ def _find_item(items: Sequence[Any], key: str, where: str) -> int:
 # --- Error messages ----------------------------------------------------------------------------------------
 
 
-def _explain(error: ValidationError, where: str, settings: type[BaseModel]) -> Iterator[str]:
+def _explain(error: ValidationError, where: str, settings: type[BaseModel], translate: Translate) -> Iterator[str]:
     """One sentence per problem: the setting, what is wrong, and the nearest known setting or a valid form."""
     known = sorted(known_paths(settings))
     for problem in error.errors():
         path = _strip_tags(problem["loc"], known)
         if problem["type"] == "extra_forbidden":
             near, parent = _nearest_in_lists(path, known), path.rpartition(".")[0]
+            is_misspelt = near is not None and near.replace("_", "") == path.replace("_", "").lower()
+            if not is_misspelt and (ours := translate(path, problem["input"])) is not None:
+                yield f"{where}: no setting {path!r}; here it is {ours}"
+                continue
             siblings = [
                 k.rpartition(".")[2] for k in known if parent and k.rpartition(".")[0] == _strip_indices(parent)
             ]
@@ -413,7 +418,14 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 S = TypeVar("S", bound=Settings)
 
 
-def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, noun: str = "recipe") -> S:
+def parse_settings(
+    kind: type[S],
+    tree: Mapping[str, Any],
+    where: str,
+    *,
+    noun: str = "recipe",
+    translate: Translate = lambda path, value: None,
+) -> S:
     """Validate a tree of plain values; all problems are reported in one `UserError`.
 
     `noun` and `where` name the file in messages.
@@ -421,7 +433,7 @@ def parse_settings(kind: type[S], tree: Mapping[str, Any], where: str, *, noun: 
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}".strip(), kind)))) from None
+        raise UserError("; ".join(dict.fromkeys(_explain(error, f"{noun} {where}".strip(), kind, translate)))) from None
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:

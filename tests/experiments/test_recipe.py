@@ -1,14 +1,17 @@
+import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from arcuate.config import inner_models, merge, to_tree, to_yaml
+from arcuate.config import inner_models, known_paths, merge, to_tree, to_yaml
 from arcuate.errors import UserError
+from arcuate.experiments.other_names import NAMES as OTHER_NAMES
 from arcuate.experiments.recipe import DOCUMENTED_RUNS, RECIPE_GROUPS, Recipe, list_recipes, load_recipe, recipe_names
 from arcuate.training.schedule import learning_rate
 
@@ -201,3 +204,49 @@ def test_recipes_are_listed_by_group() -> None:
     laptop = {entry.name for entry in entries if entry.group == groups[0]}
     assert laptop == {"tiny", "tiny-best", "tiny-transformer", "mode-ssm-small"}
     assert all("diary" not in e.name or e.group == DOCUMENTED_RUNS for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("lrStart=0.001", "schedule.kind=constant schedule.peak_lr=0.001"),
+        ("lr_max=0.005", "schedule.peak_lr=0.005"),
+        ("epsilon=0.1", "optimizer.eps=0.1"),
+        ("whiteNoiseSD=0.8", "augment.white_noise_sd=0.8"),
+        ("white_noise_std=1.0", "augment.white_noise_sd=1.0"),
+        ("use_amp=true", "train.precision.kind=bf16"),
+        ("use_amp=false", "train.precision.kind=fp32"),
+        ("l2_decay=1e-5", "weights: 1.0e-05"),
+        ("max_grad_norm=1.0", "train.clip_norm=1.0"),
+        ("time_mask_prob=0.1", "augment.time_masks.probability=0.1"),
+        ("augment.time_mask_width=15", "augment.time_masks.max_bins=15"),
+        ("nUnits=1024", "encoder.width=1024"),
+        ("kernelLen=32", "front_end.patch.bins=32"),
+        ("flow_bridge.enabled=true", "denoiser.enabled=true"),
+        ("training.optimizer.lr=0.00005", "schedule.peak_lr=5.0e-05"),
+        ("training.gradient_accumulation_steps=4", "train.accumulate=4"),
+        ("wandb.enabled=true", "track.wandb.enabled=true"),
+        ("data.data_root=data/raw", "arcuate prepare makes of data/raw"),
+        ("optimizer.epsilon=0.1", "optimizer.eps=0.1"),
+    ],
+)
+def test_settings_of_other_trainers_are_answered_with_ours(given: str, ours: str) -> None:
+    with pytest.raises(UserError, match="here it is") as refusal:
+        load_recipe("tiny", [given])
+    assert ours in str(refusal.value)
+
+
+def test_every_answer_is_a_setting() -> None:
+    known = known_paths(Recipe)
+    answers = [text for ours in OTHER_NAMES.values() for text in (ours if isinstance(ours, tuple) else (ours,))]
+    named = {path for text in answers for path in re.findall(r"([a-z_]+(?:\.[a-z_]+)+)=", text)}
+    assert len(named) > 40 and not named - known
+
+
+def test_purpose_and_target_belong_to_one_recipe(tmp_path: Path) -> None:
+    run = load_recipe("diary-run11")
+    assert "plateau" in run.purpose and run.target is not None and run.target.per == 0.3
+    (tmp_path / "mine.yaml").write_text("extends: diary-run11\n")
+    mine = load_recipe(tmp_path / "mine.yaml")
+    assert (mine.purpose, mine.target, mine.notes) == ("", None, "")
+    assert mine.schedule == run.schedule

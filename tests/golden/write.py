@@ -27,7 +27,7 @@ RUN = [
 SSM = [
     *SMALL,
     *("encoder.width=8", "encoder.depth=1", "encoder.n_heads=2", "encoder.state_dim=4", "transducer.width=8"),
-    *("denoiser.width=8", "stages.ctc.steps=300", "stages.transducer.steps=10", "stages.mode.steps=10"),
+    *("denoiser.width=8", "stages.ctc.steps=300", "stages.joint.steps=10", "stages.mode.steps=10"),
     *("stages.denoise.steps=10", "schedule.peak_lr=0.02", "augment.white_noise_sd=0.1", "augment.offset_sd=0.1"),
     *("guard.stuck.patience=500", "optimizer.session_lr_factor=0.5", "validate.search=beam"),
     *("train.log_every=50", "train.validate_every=300", "train.checkpoint_every=300"),

@@ -46,7 +46,7 @@ def rows_of(run: Path, split: str) -> list[dict]:
 
 
 def test_overrides_by_index_and_by_name() -> None:
-    recipe = load_recipe("mode-ssm-small", ["stages.0.epochs=2", "stages.transducer.steps=50"])
+    recipe = load_recipe("mode-ssm-small", ["stages.0.epochs=2", "stages.joint.steps=50"])
     assert (recipe.stages[0].epochs, recipe.stages[0].steps) == (2, None)
     assert recipe.stages[1].steps == 50
     assert load_recipe("mode-ssm-small").stages[0].steps == 150  # the packaged recipe is unchanged
@@ -61,8 +61,8 @@ def test_run_length_is_the_total_of_its_stages() -> None:
 @pytest.mark.parametrize("name", ["mode-ssm", "mode-ssm-small"])
 def test_one_setting_switches_the_denoise_stage_off(name: str) -> None:
     without = load_recipe(name, ["denoiser.enabled=false"])
-    assert [stage.name for stage in without.stages] == ["ctc", "transducer", "mode"]
-    assert [stage.name for stage in load_recipe(name).stages] == ["ctc", "transducer", "mode", "denoise"]
+    assert [stage.name for stage in without.stages] == ["ctc", "joint", "mode"]
+    assert [stage.name for stage in load_recipe(name).stages] == ["ctc", "joint", "mode", "denoise"]
     again = load_recipe(load_recipe(name), {"denoiser.enabled": False})  # of a resolved recipe too
     assert again == without
     if name == "mode-ssm-small":
@@ -71,7 +71,7 @@ def test_one_setting_switches_the_denoise_stage_off(name: str) -> None:
 
 def test_run_without_the_denoise_stage(cohort_store: Path, tmp_path: Path) -> None:
     run = train_stages(cohort_store, tmp_path / "run", "denoiser.enabled=false")
-    assert {row["stage"] for row in rows_of(run, "train")} == {"ctc", "transducer", "mode"}
+    assert {row["stage"] for row in rows_of(run, "train")} == {"ctc", "joint", "mode"}
     assert load_model(run / "checkpoints" / "last").denoiser is None
 
 
@@ -107,7 +107,7 @@ def test_weights_match_the_description(name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["stages.7.steps=2"], "0 (ctc), 1 (transducer)"),
+        (["stages.7.steps=2"], "0 (ctc), 1 (joint)"),
         (["stages.nosuch.steps=2"], "nosuch"),
         (["stages.0.losses.ctc=0"], "all losses of stage 'ctc' have weight 0"),
         (["denoiser.enabled=false", "stages.denoise.requires=null"], "stages.denoise.losses.denoise=0"),
@@ -174,7 +174,7 @@ def test_stage_ends_by_length_or_patience() -> None:
 def test_rows_name_their_stage(uninterrupted: Path) -> None:
     assert [(r["step"], r["stage"]) for r in rows_of(uninterrupted, "val")] == [
         (4, "ctc"),
-        (8, "transducer"),
+        (8, "joint"),
         (11, "mode"),
         (12, "denoise"),
         (14, "denoise"),
@@ -182,12 +182,12 @@ def test_rows_name_their_stage(uninterrupted: Path) -> None:
     heads = {r["stage"]: set(r["losses"]) for r in rows_of(uninterrupted, "train")}
     assert heads == {
         "ctc": {"ctc"},
-        "transducer": {"ctc", "rnnt"},
+        "joint": {"ctc", "rnnt"},
         "mode": {"ctc", "rnnt", "mode"},
         "denoise": {"ctc", "rnnt", "mode", "denoise"},
     }
     assert all(
-        row["stage_index"] == ["ctc", "transducer", "mode", "denoise"].index(row["stage"])
+        row["stage_index"] == ["ctc", "joint", "mode", "denoise"].index(row["stage"])
         for row in Run(uninterrupted).metrics()
     )
 
@@ -195,10 +195,10 @@ def test_rows_name_their_stage(uninterrupted: Path) -> None:
 def test_best_checkpoint_of_every_stage_is_linked(uninterrupted: Path) -> None:
     steps = {p.name: int(p.readlink().name[5:]) for p in (uninterrupted / "checkpoints").iterdir() if p.is_symlink()}
     assert {k: v for k, v in steps.items() if k.startswith("stage-")}.keys() == {
-        *("stage-ctc", "stage-transducer", "stage-mode", "stage-denoise")
+        *("stage-ctc", "stage-joint", "stage-mode", "stage-denoise")
     }
     assert steps["stage-ctc"] == 4
-    assert steps["stage-transducer"] == 8
+    assert steps["stage-joint"] == 8
     assert steps["best"] == steps["stage-denoise"] in (12, 14)  # all its components are trained
 
 
@@ -239,13 +239,13 @@ def test_stage_ends_early_without_improvement(
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
     assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
     logged = "\n".join(messages)
-    assert "stages, in steps: ctc 40 or fewer, transducer 4, mode 3, denoise 3" in logged
+    assert "stages, in steps: ctc 40 or fewer, joint 4, mode 3, denoise 3" in logged
     assert "training trials silent, all labelled" in logged
     shown = capsys.readouterr().err
     ends = [line.split(" stage ")[1] for line in shown.splitlines() if " stage " in line and " complete" in line]
     assert ends[0].startswith("ctc complete, 1 validation without improvement, best PER ")
-    assert ends[0].endswith("; next stage: transducer")
-    assert [line.split()[0] for line in ends] == ["ctc", "transducer", "mode", "denoise"]
+    assert ends[0].endswith("; next stage: joint")
+    assert [line.split()[0] for line in ends] == ["ctc", "joint", "mode", "denoise"]
     assert "without" not in ends[1] and "next" not in ends[3]
     assert reported[-1] == ("training", 14, 14)  # the bar ends where the run does
 

@@ -34,6 +34,7 @@ from arcuate.config import (
 )
 from arcuate.data.alphabet import ALPHABETS
 from arcuate.errors import UserError
+from arcuate.experiments.other_names import translate
 from arcuate.experiments.targets import Target
 from arcuate.files import fields_to_dict
 from arcuate.hub import RECORD, is_hub_name, local_path
@@ -43,6 +44,7 @@ from arcuate.training.config import DESCRIPTIVE_KEYS, TrainingConfig
 from arcuate.training.step_size import coupling_warnings
 
 OFFICIAL = ("b2t24-gru", "b2t25-gru")
+_OF_ONE_RUN = ("summary", "purpose", "target", "notes")  # not inherited
 
 
 class _Identity(Settings):
@@ -82,7 +84,7 @@ def load_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> Recip
         tree, of_run = resolve_recipe(name), any(_is_run_recipe(location) for location, _ in _lineage(name))
     apply_overrides(tree, overrides)
     with trust_code(not of_run):  # a recipe that the user names may import code, the one of a run folder may not
-        return parse_settings(Recipe, tree, name)
+        return parse_settings(Recipe, tree, name, translate=translate)
 
 
 @cache
@@ -108,7 +110,7 @@ def resolve_recipe(name: str) -> dict[str, Any]:
     chain = _lineage(name)
     tree: dict[str, Any] = {}
     for _, own in reversed(chain):
-        tree = merge(tree, own)
+        tree = merge({key: value for key, value in tree.items() if key not in _OF_ONE_RUN}, own)
     packaged = [location.name for location, _ in chain[1:] if location.path is None]
     return {**tree, "extends": packaged[0] if packaged else None}
 
