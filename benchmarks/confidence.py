@@ -40,6 +40,7 @@ from arcuate.evaluation.confidence import (
 from arcuate.evaluation.transcribe import read_references
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.open import open_model
+from arcuate.models.layout import Frames
 
 HALVES: dict[str, Callable[[int, int], bool]] = {  # session number, number of sessions -> in the first half
     "first / last sessions": lambda k, n: k < n // 2,
@@ -80,8 +81,9 @@ class Row:
 def decode(search: WordSearch, scores: Path, references: Path, every: int = 1) -> list[Evidence]:
     frames = read_frames(scores)
     texts = read_references(references, len(frames.trials), frames.ids)
+    n = n_hypotheses(search, 2)
     found = (
-        collect_evidence(search.search(trial, n_hypotheses(search, 2)), trial, r.text, r.session, SETTINGS.lm_weight)
+        collect_evidence(search.search(Frames(trial), n), trial, r.text, r.session, SETTINGS.lm_weight)
         for trial, r in list(zip(frames.trials, texts, strict=True))[::every]
     )
     return [e for e in found if e is not None]

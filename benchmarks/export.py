@@ -34,14 +34,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.significance import score_difference
 from arcuate.experiments.export import export, write_export
 from arcuate.experiments.recipe import load_recipe
-from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.engine import make_engine
+from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.io import save_model
 from arcuate.models.model import Model
@@ -158,7 +158,7 @@ def compare_steps(options: argparse.Namespace) -> None:
         write_export(fp32, model, None)
         write_export(int8, model, None, int8=True)
         streams = {
-            "torch": StreamingDecoder(make_engine(model, None), None, known),
+            "torch": StreamingDecoder(TorchModel(model), None, None, known),
             "ONNX fp32": Decoder.load(fp32, statistics=known),
             "ONNX int8": Decoder.load(int8, statistics=known),
         }

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.joint import JointWordSearch
+from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.transducer import score_sequences
-from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
+from arcuate.evaluation.decode import DecodingTask, TrialSource, open_task
 from arcuate.evaluation.significance import score_difference
 from arcuate.evaluation.transcribe import Transcript, transcribe
 from arcuate.evaluation.tune import tune
@@ -25,6 +27,7 @@ from arcuate.files import DECODINGS
 from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
 from arcuate.losses.rnnt import chunked_rnnt_loss
+from arcuate.models.layout import check_head
 from arcuate.models.transducer import ArrayHead
 
 N_TIMED = 30
@@ -44,15 +47,12 @@ def write_references(truth: Path, out: Path) -> Path:
 
 
 def open_split(run: Path, split: str, references: Path | None, head: str) -> DecodingTask:
-    trials = TrialSource(run, references if split == "test" else None, split, None, head, "best")
-    return open_task(trials, SearchSource("default", "default", None, None, None), None, DECODINGS, None)
+    trials = TrialSource(run, references if split == "test" else None, split, None)
+    return open_task(trials, SearchOptions(head=check_head(head)), None, DECODINGS, None)
 
 
 def decode(task: DecodingTask, settings: DecodingConfig) -> list[Transcript]:
-    if task.joint is None:
-        return transcribe(task.search.with_settings(settings), task.trials, task.references, 10)
-    search, outputs = task.joint
-    return transcribe(search.with_settings(settings), outputs, task.references, 10)
+    return transcribe(task.search.with_settings(settings), task.trials, task.references, 10)
 
 
 def scores(transcripts: list[Transcript]) -> list:
@@ -78,16 +78,15 @@ def report(name: str, by_split: dict[str, list[Transcript]], reference: dict[str
 
 def time_scoring(task: DecodingTask) -> None:
     """Exact scores of the candidates by the prefix tree, and by the losses of training."""
-    assert task.joint is not None
-    search, outputs = task.joint
-    assert isinstance(search.head, ArrayHead)
-    head, by_tree, by_loss, n = search.head.transducer, 0.0, 0.0, 0
-    for trial in outputs[:N_TIMED]:
+    search = task.search
+    assert isinstance(search, JointWordSearch) and isinstance(search.transducer, ArrayHead)
+    head, by_tree, by_loss, n = search.transducer.transducer, 0.0, 0.0, 0
+    for trial in task.trials[:N_TIMED]:
         candidates = search.candidates(search.step(search.start(), trial), 10)
         sequences = list(dict.fromkeys(t for words in candidates for t in search.pronunciations(words)))
         n += len(sequences)
         started = time.process_time()
-        found = score_sequences(search.head, trial, sequences)
+        found = score_sequences(search.transducer, trial, sequences)
         by_tree += time.process_time() - started
         started = time.process_time()
         with torch.inference_mode():
@@ -102,7 +101,7 @@ def time_scoring(task: DecodingTask) -> None:
             ctc_loss(log_probs, n_frames, tokens, n_tokens, CTCSettings())
         by_loss += time.process_time() - started
         assert np.allclose(found.transducer, -losses.numpy(), atol=1e-2)
-    count = min(N_TIMED, len(outputs))
+    count = min(N_TIMED, len(task.trials))
     print(
         f"exact scores of {n / count:.0f} pronunciations: {1000 * by_tree / count:.1f} ms by prefix tree,"
         f" {1000 * by_loss / count:.1f} ms by the losses (ratio {by_loss / by_tree:.1f})",

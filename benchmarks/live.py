@@ -36,16 +36,18 @@ from arcuate.data.store import Store
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.frame_files import read_frames
+from arcuate.decoding.load import load_search
+from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.open import open_model
 from arcuate.live.bench import FrameTimings, Sentence, push_bin, replay_sentences, time_stream, wait_until
-from arcuate.live.decoder import warm_up
-from arcuate.live.engine import load_search, make_engine
 from arcuate.live.sources.replay import ReplayTrials, select_trials
+from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
@@ -79,9 +81,8 @@ def full(args: argparse.Namespace) -> dict[str, Any]:
     script: list[np.ndarray] = []
     even = np.full(len(CLASSES), -np.log(len(CLASSES)), np.float32)
     model = full_model(script.pop(0) if script else even for _ in itertools.count())
-    decoder = StreamingDecoder(
-        warmed(make_engine(model, load_search(model, "default", "default", DecodingConfig(beam=200))))
-    )
+    decoder = StreamingDecoder(TorchModel(model), load_search(CLASSES, SearchOptions(beam=200)))
+    decoder.warm_up()
     rng = np.random.default_rng(0)
 
     def sentences() -> Iterator[Sentence]:
@@ -112,16 +113,11 @@ def go_first(args: argparse.Namespace) -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
-def warmed(engine: Any) -> Any:
-    warm_up(engine)
-    return engine
-
-
 def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
     decoder = StreamingDecoder.load(run)
-    front_end = decoder.engine.model.config.settings.front_end
+    layout = decoder.layout
     store = Store.open(Path(str(Run(run).data()["path"])))
-    return decoder, select_trials(store, decoder.sessions, front_end.normalise, front_end.log1p)
+    return decoder, select_trials(store, decoder.sessions, layout.normalise, layout.log1p)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,8 +170,8 @@ def flat(args: argparse.Namespace) -> dict[str, Any]:
             state = search.start()
             for frame in trial:
                 clock = time.thread_time()
-                state = search.step(state, frame[None])
-                search.partial(state), search.n_settled(state), search.finish(state, 5)
+                state = search.step(state, Frames(frame[None]))
+                search.partial(state), search.finish(state, 5)
                 seconds.append(time.thread_time() - clock)
                 counts.append(int(search.workspace.candidates.counts[0]))
         ms = {f"p{q}": round(1000 * float(np.percentile(seconds, q)), 2) for q in (50, 99, 100)}

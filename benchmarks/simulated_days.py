@@ -24,8 +24,9 @@ from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_since_first
-from arcuate.decoding.decoder import Decoder, load
+from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.frame_files import FrameLogProbs, write_frames
+from arcuate.decoding.load import load
 from arcuate.experiments.train import train
 from arcuate.files import write_json, write_jsonl
 

@@ -23,6 +23,7 @@ from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.transcribe import peak_rss_mb
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.open import open_model
+from arcuate.models.layout import Frames
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,12 @@ def stream(search: WordSearch, frames: np.ndarray) -> tuple[list[float], list[fl
     cpu, wall, partials, state = [], [], [], search.start()
     for t in range(len(frames)):
         began, clock = time.process_time(), time.perf_counter()
-        state = search.step(state, frames[t : t + 1])
-        words = search.partial(state)
+        state = search.step(state, Frames(frames[t : t + 1]))
+        words = search.partial(state).words
         cpu.append(time.process_time() - began)
         wall.append(time.perf_counter() - clock)
-        partials.append(Partial(t + 1, tuple(words)))
-    final, offline = search.finish(state)[0], search.search(frames)[0]
+        partials.append(Partial(t + 1, words))
+    final, offline = search.finish(state)[0], search.search(Frames(frames))[0]
     ends = [when.last for when in final.times]
     measured = stability(partials, Partial(len(frames), final.words), ends)
     return cpu, wall, final.words == offline.words, measured

@@ -27,6 +27,7 @@ from arcuate.evaluation.metrics import score, total
 from arcuate.evaluation.transcribe import peak_rss_mb, read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.models.layout import Frames
 
 ARCUATE = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
 FLASHLIGHT = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))
@@ -53,7 +54,7 @@ class Point:
 
 
 def decode_words(search: WordSearch, n_best: int, frames: np.ndarray) -> list[tuple[str, ...]]:
-    return [h.words for h in search.search(frames, n_best)]
+    return [h.words for h in search.search(Frames(frames), n_best)]
 
 
 def measure(
@@ -191,7 +192,7 @@ def main() -> None:
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)
     settings = read_decoding_config(options.config)[0] if options.config else DecodingConfig()
-    build_word_search(lexicon, model, settings, boundary=scores.boundary).search(scores.trials[0])
+    build_word_search(lexicon, model, settings, boundary=scores.boundary).search(Frames(scores.trials[0]))
     loaded = time.process_time() - start
     mine = list(run_arcuate(scores, texts, lexicon, model, settings, options.n_best))
     memory, peers = peak_rss_mb(), []

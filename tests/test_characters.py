@@ -14,10 +14,12 @@ from arcuate.cli.evaluate import print_evaluation
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
+from arcuate.decoding.decoder import StreamingDecoder
 from arcuate.decoding.frame_files import read_frames
+from arcuate.decoding.options import SearchOptions
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
-from arcuate.evaluation.decode import SearchSource, TrialSource, decode, open_task
+from arcuate.evaluation.decode import TrialSource, decode, open_task
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.train import train
@@ -28,7 +30,6 @@ from arcuate.insight.report import write_report
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import open_lexicon
 from arcuate.live.config import LiveSettings
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.server import page_info
 from arcuate.models.io import load_model
 from arcuate.run import Run
@@ -108,14 +109,14 @@ def test_words_of_saved_log_probabilities_are_those_of_the_run(character_run: Pa
     words, file = tmp_path / "words.txt", tmp_path / "scores.npz"
     words.write_text("the\ncat\nsat\n", "utf-8")
     evaluate(character_run, scores=file)
-    models = SearchSource(words, "default", None, None, None)
+    models = SearchOptions(lexicon=words)
     of_run, of_file = (
         open_task(TrialSource(source, None, "val", None), models, None, DECODINGS, None)
         for source in (character_run, file)
     )
-    assert of_file.trials[0].shape[1] == len(CHARACTERS) - len(PUNCTUATION & set(CHARACTERS))
+    assert len(of_file.search.classes) == len(CHARACTERS) - len(PUNCTUATION & set(CHARACTERS))
     for a, b in zip(of_run.trials, of_file.trials, strict=True):
-        np.testing.assert_allclose(a, b, atol=0.02)  # the file is float16
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=0.02)  # the file is float16
 
 
 def test_the_dictionary_is_spelled() -> None:
@@ -134,7 +135,7 @@ def test_report_shows_characters(character_run: Path) -> None:
 def test_streaming_decodes_characters(character_run: Path) -> None:
     store = Store.open(character_run.parent / "store")
     trial = next(t for t in store.trials if t.split == "val")
-    decoder = StreamingDecoder.load(character_run, lm=None, session=trial.session)
+    decoder = StreamingDecoder.load(character_run, SearchOptions(lm="none"), trial.session)
     decoder.push(store.read_bins(trial))
     hypothesis = decoder.finish()
     assert all(0 < token < len(CHARACTERS) for token in hypothesis.tokens)

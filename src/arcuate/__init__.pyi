@@ -1,7 +1,8 @@
 from .data.prepare import prepare as prepare
 from .data.simulation import simulate as simulate
 from .data.store import Store as Store
-from .decoding.decoder import load as load
+from .decoding.decoder import StreamingDecoder as StreamingDecoder
+from .decoding.load import load as load
 from .doctor import diagnose as diagnose
 from .errors import UserError as UserError
 from .evaluation.combine import combine as combine
@@ -22,7 +23,6 @@ from .insight.ledger import write_ledger as write_ledger
 from .insight.report import write_report as write_report
 from .insight.runs import list_runs as list_runs
 from .live.bench import bench_live as bench_live
-from .live.decoder import StreamingDecoder as StreamingDecoder
 from .live.serve import serve as serve
 from .models.import_checkpoint import import_checkpoint as import_checkpoint
 from .progress import ProgressBar as ProgressBar

@@ -12,6 +12,7 @@ from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.models.layout import Frames
 from support.word_search import BOUNDARY, frames
 
 SETTINGS = DecodingConfig()
@@ -67,8 +68,8 @@ def test_confidences_are_probabilities_and_do_not_depend_on_chunks(
 ) -> None:
     search = build_word_search(lexicon, model, SETTINGS, boundary=BOUNDARY)
     scores = frames(seed, 12)
-    whole = with_confidence(search.search(scores, 100), scores, SETTINGS)
-    state = search.step(search.step(search.start(), scores[:cut]), scores[cut:])
+    whole = with_confidence(search.search(Frames(scores), 100), scores, SETTINGS)
+    state = search.step(search.step(search.start(), Frames(scores[:cut])), Frames(scores[cut:]))
     chunked = with_confidence(search.finish(state, 100), scores, SETTINGS)
     assert whole == chunked
     if whole and whole[0].words:

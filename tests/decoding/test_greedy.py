@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from arcuate.decoding.hypothesis import GreedyTokens, greedy
+from arcuate.decoding.hypothesis import GreedyState, greedy
 
 
 def log_probs(classes: list[int]) -> np.ndarray:
@@ -25,7 +25,7 @@ def test_repeats_are_merged_before_blanks_are_removed(classes, tokens):
     assert greedy(log_probs(classes)) == tokens
     assert greedy(torch.from_numpy(log_probs(classes))) == tokens
     for cut in range(len(classes) + 1):
-        stream = GreedyTokens().extend(log_probs(classes[:cut])).extend(log_probs(classes[cut:]))
+        stream = GreedyState().extend(log_probs(classes[:cut])).extend(log_probs(classes[cut:]))
         assert list(stream.tokens) == tokens
 
 

@@ -1,6 +1,5 @@
 """Joint word search: exact scores of both heads, and candidates from phoneme hypotheses."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,17 @@ import torch
 
 from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.joint import JointWordSearch, synthetic_frames
+from arcuate.decoding.load import choose_head
 from arcuate.decoding.transducer import HeadWeights, rescore
 from arcuate.decoding.word_search.search import build_word_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
-from arcuate.evaluation.evaluate import ModelSource, choose_head
 from arcuate.evaluation.tune import tune
-from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_jsonl, write_json
 from arcuate.models.config import TransducerSettings
 from arcuate.models.layout import Frames
 from arcuate.models.transducer import Transducer
-from arcuate.run import Run
 from support.word_search import BOUNDARY, frames
 
 WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
@@ -51,16 +48,14 @@ def test_pronunciations_have_a_silence_after_each_word(joint_search: JointWordSe
 @pytest.mark.parametrize("seed", range(4))
 def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSearch, seed: int) -> None:
     trial = head_outputs(seed)
-    joint_search = replace(
-        joint_search, words=joint_search.words.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.0))
-    )
+    joint_search = joint_search.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.0))
     found = joint_search.search(trial, 8)
     totals = [h.total for h in found]
     assert found and totals == sorted(totals, reverse=True)
     assert len({h.words for h in found}) == len(found)
-    settings = joint_search.words.settings
+    settings = joint_search.word_search.settings
     for h in found:
-        scored = rescore(joint_search.head, trial, joint_search.pronunciations(h.words), WEIGHTS)
+        scored = rescore(joint_search.transducer, trial, joint_search.pronunciations(h.words), WEIGHTS)
         assert h.tokens == scored[0].tokens
         acoustic = (1.5 * scored[0].scores["transducer"] + 0.5 * scored[0].scores["ctc"]) / 2.0
         acoustic += settings.silence_bonus * len(h.words)
@@ -70,10 +65,8 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
 
 def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) -> None:
     """The estimate is the chain rule over tokens without acoustic input; its weight is relative to the transducer."""
-    trial, head = head_outputs(2), joint_search.head.transducer
-    weighted = replace(
-        joint_search, words=joint_search.words.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.4))
-    )
+    trial, head = head_outputs(2), joint_search.transducer.transducer
+    weighted = joint_search.with_settings(DecodingConfig(beam=50, threshold=20.0, ilm_weight=0.4))
     for h in weighted.search(trial, 4):
         expected = 0.0
         for i, token in enumerate(h.tokens):
@@ -89,7 +82,7 @@ def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) ->
 def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordSearch) -> None:
     """CTC favours one word, the transducer another; the larger weight decides."""
     trial = Frames(synthetic_frames((1, BOUNDARY), 4), torch.randn(4, 5).numpy())
-    head = joint_search.head.transducer
+    head = joint_search.transducer.transducer
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.zero_()
@@ -102,8 +95,8 @@ def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordS
     plain = DecodingConfig(beam=50, lm_weight=0.0, ilm_weight=0.0)
     for ctc, expected in ((10.0, {"one", "won"}), (0.01, {"two"})):
         search = JointWordSearch(
-            joint_search.words.with_settings(plain),
-            joint_search.head,
+            joint_search.word_search.with_settings(plain),
+            joint_search.transducer,
             HeadWeights(ctc=ctc, transducer=1.0),
         )
         assert set(search.search(trial, 5)[0].words) <= expected
@@ -112,8 +105,8 @@ def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordS
 def test_words_are_found_from_synthetic_frames(joint_search: JointWordSearch) -> None:
     tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
     assert (
-        joint_search.words.with_settings(DecodingConfig(lm_weight=0.0))
-        .search(synthetic_frames(tokens, 4), 3)[0]
+        joint_search.word_search.with_settings(DecodingConfig(lm_weight=0.0))
+        .search(Frames(synthetic_frames(tokens, 4)), 3)[0]
         .words[-1]
         == "too"
     )
@@ -161,18 +154,15 @@ def test_candidates_can_be_ranked_by_other_weights(joint_search: JointWordSearch
         assert ranked[h.words].scores == pytest.approx(h.scores, abs=1e-4)
 
 
-def test_default_head_depends_on_the_stages_completed(tmp_path: Path) -> None:
+def test_the_default_head_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     """Both heads if the transducer loss had a weight up to this checkpoint."""
-    source = ModelSource(Run(tmp_path), tmp_path, load_recipe("mode-ssm-small"), {})
-    assert choose_head(source, None) == "both"  # an average of checkpoints has no state
-    for step, index, began, expected in ((150, 1, 150, "ctc"), (151, 1, 150, "both"), (600, 4, 600, "both")):
-        write_json(tmp_path / "state.json", {"step": step, "progress": {"index": index, "began": began}})
-        assert choose_head(source, None) == expected
-    assert choose_head(source, "ctc") == "ctc"
-    without = replace(source, config=load_recipe("tiny"))
-    assert choose_head(without, None) == "ctc"
+    assert choose_head(tmp_path, True, None) == "ctc"  # an imported model has no training state
+    for trained in ("ctc", "both"):
+        write_json(tmp_path / "state.json", {"head": trained})
+        assert choose_head(tmp_path, True, None) == trained
+    assert choose_head(tmp_path, True, "ctc") == choose_head(tmp_path, False, None) == "ctc"
     with pytest.raises(UserError, match="has no transducer"):
-        choose_head(without, "both")
+        choose_head(tmp_path, False, "both")
 
 
 def test_joint_search_needs_a_transducer(run: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from arcuate.decoding.word_search.search import WordSearch, build_word_search, w
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.models.layout import Frames
 from support.cases import cases
 from support.word_search import BLANK, BOUNDARY, CLASSES, frames
 
@@ -83,22 +84,22 @@ def test_summed_alignments_equal_enumeration(seed: int, n_frames: int, lexicon: 
     weights = some_weights(seed)
     truth = enumerate_all(frames(seed, n_frames).astype(np.float64), lexicon, model, weights)
     search = build_word_search(lexicon, model, weights, merge_histories=False)
-    found = search.search(frames(seed, n_frames), 100_000)
+    found = search.search(Frames(frames(seed, n_frames)), 100_000)
     assert {h.words for h in found} == set(truth)
     assert [h.total for h in found] == pytest.approx([truth[h.words] for h in found], abs=1e-4)
 
 
 def test_merged_histories_are_all_in_the_n_best_list(lexicon: Lexicon, model: LanguageModel) -> None:
     log_probs = frames(5, 8, sharp=1.0)
-    separate = build_word_search(lexicon, model, some_weights(5), merge_histories=False).search(log_probs, 200)
-    merged = build_word_search(lexicon, model, some_weights(5)).search(log_probs, 200)
+    separate = build_word_search(lexicon, model, some_weights(5), merge_histories=False).search(Frames(log_probs), 200)
+    merged = build_word_search(lexicon, model, some_weights(5)).search(Frames(log_probs), 200)
     assert merged[0].words == separate[0].words
     assert {h.words for h in separate[:20]} <= {h.words for h in merged}
 
 
 def test_scores_by_source_add_up(lexicon: Lexicon, model: LanguageModel) -> None:
     weights = some_weights(8)
-    for hypothesis in build_word_search(lexicon, model, weights).search(frames(8, 12), 20):
+    for hypothesis in build_word_search(lexicon, model, weights).search(Frames(frames(8, 12)), 20):
         scores = hypothesis.scores
         assert scores["acoustic"] + weights.lm_weight * scores["lm"] + scores["bonus"] == pytest.approx(
             hypothesis.total
@@ -118,31 +119,31 @@ def test_result_is_independent_of_chunking(
     log_probs, search = frames(seed, 50), build_word_search(lexicon, model, weights)
     state = search.start()
     for first, last in itertools.pairwise([0, *sorted(cuts), 50]):
-        state = search.step(state, log_probs[first:last])
-    assert search.finish(state, 20) == build_word_search(lexicon, model, weights).search(log_probs, 20)
+        state = search.step(state, Frames(log_probs[first:last]))
+    assert search.finish(state, 20) == build_word_search(lexicon, model, weights).search(Frames(log_probs), 20)
 
 
 def test_a_state_is_a_value(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=50))
-    middle = search.step(search.start(), frames(1, 20))
+    middle = search.step(search.start(), Frames(frames(1, 20)))
     before = search.finish(middle, 10)
-    one, other = search.step(middle, frames(2, 20)), search.step(middle, frames(3, 20))
+    one, other = search.step(middle, Frames(frames(2, 20))), search.step(middle, Frames(frames(3, 20)))
     assert search.finish(middle, 10) == before
-    assert search.finish(one, 10) == search.search(np.concatenate([frames(1, 20), frames(2, 20)]), 10)
-    assert search.finish(other, 10) == search.search(np.concatenate([frames(1, 20), frames(3, 20)]), 10)
+    assert search.finish(one, 10) == search.search(Frames(np.concatenate([frames(1, 20), frames(2, 20)])), 10)
+    assert search.finish(other, 10) == search.search(Frames(np.concatenate([frames(1, 20), frames(3, 20)])), 10)
 
 
 def test_compaction_and_cache_clearing_change_nothing(
     lexicon: Lexicon, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_probs, weights = frames(6, 400), DecodingConfig(beam=30)
-    expected = build_word_search(lexicon, model, weights).search(log_probs, 10)
+    expected = build_word_search(lexicon, model, weights).search(Frames(log_probs), 10)
     monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_BACKPOINTERS", 600)
     monkeypatch.setattr("arcuate.decoding.word_search.search._MAX_CACHE_ROWS", 5)
     search = build_word_search(lexicon, model, weights)
     state = search.start()
     for t in range(len(log_probs)):
-        state = search.step(state, log_probs[t : t + 1])
+        state = search.step(state, Frames(log_probs[t : t + 1]))
     assert search.finish(state, 10) == expected
     assert search.workspace.generation > 0
 
@@ -152,7 +153,7 @@ def test_warm_up_changes_nothing_and_fills_the_cache(lexicon: Lexicon, model: La
     cold, warm = build_word_search(lexicon, model), build_word_search(lexicon, model)
     warm.warm_up()
     n_rows = int(warm.workspace.models.lookahead.n_rows[0])
-    assert warm.search(log_probs, 5) == cold.search(log_probs, 5)
+    assert warm.search(Frames(log_probs), 5) == cold.search(Frames(log_probs), 5)
     assert int(warm.workspace.models.lookahead.n_rows[0]) == n_rows > 0
 
 
@@ -161,8 +162,9 @@ def test_settled_words_do_not_change(lexicon: Lexicon, model: LanguageModel) -> 
     log_probs, seen = frames(9, 150), []
     state = search.start()
     for t in range(len(log_probs)):
-        state = search.step(state, log_probs[t : t + 1])
-        seen.append(tuple(search.partial(state)[: search.n_settled(state)]))
+        state = search.step(state, Frames(log_probs[t : t + 1]))
+        partial = search.partial(state)
+        seen.append(partial.words[: partial.n_settled])
     final = search.finish(state)[0].words
     assert all(words == final[: len(words)] for words in seen)
     assert len(seen[-1]) > 3
@@ -170,7 +172,7 @@ def test_settled_words_do_not_change(lexicon: Lexicon, model: LanguageModel) -> 
 
 def test_a_trial_of_three_minutes(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=20, threshold=6.0))
-    state = search.step(search.start(), frames(12, 9000))
+    state = search.step(search.start(), Frames(frames(12, 9000)))
     best = search.finish(state)[0]
     assert state.n_frames == 9000 and len(best.words) > 500
     assert best.times[-1].last > 8900 and len(state.backpointers.rows) < 1_000_000
@@ -180,7 +182,7 @@ def test_beam_size_is_respected(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(beam=7, threshold=1e9))
     state = search.start()
     for t in range(30):
-        state = search.step(state, frames(t, 1))
+        state = search.step(state, Frames(frames(t, 1)))
         assert len(state.beam) <= 7
 
 
@@ -189,28 +191,28 @@ def test_twenty_homophones_are_all_found(model: LanguageModel) -> None:
     lexicon = make_lexicon([(word, ("a", "b")) for word in words], CLASSES, "homophones")
     search = build_word_search(lexicon, model, DecodingConfig())
     confident = np.log(np.array([[0.01, 0.97, 0.01, 0.01], [0.01, 0.01, 0.97, 0.01]], np.float32))
-    assert {h.words for h in search.search(confident, 25)} >= {(word,) for word in words}
+    assert {h.words for h in search.search(Frames(confident), 25)} >= {(word,) for word in words}
     assert len(search.oov_words) == 20
 
 
 def test_no_frames_give_no_words(lexicon: Lexicon, model: LanguageModel) -> None:
-    found = build_word_search(lexicon, model, DecodingConfig()).search(np.zeros((0, 4)), 5)
+    found = build_word_search(lexicon, model, DecodingConfig()).search(Frames(np.zeros((0, 4))), 5)
     assert [h.words for h in found] == [()]
 
 
 def test_an_incomplete_last_word_is_dropped(lexicon: Lexicon, model: LanguageModel) -> None:
     lexicon = make_lexicon([("ab", ("a", "b"))], CLASSES, "one word")
     confident = np.log(np.array([[1e-6, 1 - 3e-6, 1e-6, 1e-6]], np.float32))
-    found = build_word_search(lexicon, model, DecodingConfig(beam=1)).search(confident)
+    found = build_word_search(lexicon, model, DecodingConfig(beam=1)).search(Frames(confident))
     assert found[0].words == ()
 
 
 def test_words_added_at_run_time_are_found(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.5, word_bonus=0.0))
     confident = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
-    assert "ba" not in search.search(confident)[0].words
+    assert "ba" not in search.search(Frames(confident))[0].words
     extended, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
-    best = extended.search(confident)[0]
+    best = extended.search(Frames(confident))[0]
     assert best.words == ("ba",) and best.scores["bonus"] == pytest.approx(8.0)
     with pytest.raises(UserError, match="no pronunciation"):
         build_word_search(lexicon, model, weights={"absent": 1.0})
@@ -220,7 +222,7 @@ def test_word_times_are_frames_of_the_tokens(lexicon: Lexicon, model: LanguageMo
     log_probs = np.full((9, 4), np.log(0.001), np.float32)
     for t, c in enumerate([0, 1, 2, 1, 0, 3, 0, 1, 0]):  # ab, silence, one or won
         log_probs[t, c] = np.log(0.997)
-    best = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.1)).search(log_probs)[0]
+    best = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.1)).search(Frames(log_probs))[0]
     assert best.words[0] == "ab" and len(best.words) == 2
     assert [(w.first, w.last) for w in best.times] == [(1, 3), (7, 7)]
 
@@ -228,16 +230,16 @@ def test_word_times_are_frames_of_the_tokens(lexicon: Lexicon, model: LanguageMo
 def test_partial_text_is_a_prefix_of_the_final_text(lexicon: Lexicon, model: LanguageModel) -> None:
     search = build_word_search(lexicon, model, DecodingConfig())
     state = search.start()
-    assert search.partial(state) == []
-    state = search.step(state, frames(11, 40))
-    assert search.partial(state)[:3] == list(search.finish(state)[0].words[:3])
+    assert search.partial(state).words == ()
+    state = search.step(state, Frames(frames(11, 40)))
+    assert search.partial(state).words[:3] == search.finish(state)[0].words[:3]
 
 
 @pytest.mark.parametrize("invalid", [frames(0, 4) + 1, np.full((4, 4), np.nan), frames(0, 4)[:, :3]])
 def test_invalid_log_probs_are_rejected(invalid: np.ndarray, lexicon: Lexicon, model: LanguageModel) -> None:
     search: WordSearch = build_word_search(lexicon, model, DecodingConfig())
     with pytest.raises(UserError):
-        search.search(invalid)
+        search.search(Frames(invalid))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, -1e38])
@@ -250,7 +252,7 @@ def test_damaged_model_values_give_finite_scores(
     damaged[np.random.default_rng(1).random(len(damaged)) < 0.4] = value
     damaged.flags.writeable = False  # as in a mapped file, so that nothing is recompiled
     search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: damaged})))
-    found = search.search(frames(4, 60), 5)
+    found = search.search(Frames(frames(4, 60)), 5)
     assert found and all(np.isfinite([h.total, *h.scores.values()]).all() for h in found)
 
 
@@ -260,7 +262,7 @@ def test_links_out_of_range_are_not_followed(name: str, lexicon: Lexicon, model:
     damaged[len(model.words) + 2 : -1] = 2**31 - 1
     damaged.flags.writeable = False  # as in a mapped file, so that nothing is recompiled
     search = build_word_search(lexicon, replace(model, arrays=model.arrays._replace(**{name: damaged})))
-    assert search.search(frames(4, 60), 5)
+    assert search.search(Frames(frames(4, 60)), 5)
 
 
 def test_impossible_frames_give_no_hypothesis(lexicon: Lexicon, model: LanguageModel) -> None:
@@ -269,5 +271,5 @@ def test_impossible_frames_give_no_hypothesis(lexicon: Lexicon, model: LanguageM
     certain = np.full((3, 4), -np.inf, np.float32)
     certain[:, 2] = 0.0
     search = build_word_search(only, model)
-    state = search.step(search.start(), certain)
-    assert search.finish(state, 5) == [] and search.partial(state) == [] and search.n_settled(state) == 0
+    state = search.step(search.start(), Frames(certain))
+    assert search.finish(state, 5) == [] and (search.partial(state).words, search.partial(state).n_settled) == ((), 0)

@@ -215,13 +215,6 @@ def test_a_trial_without_a_hypothesis_is_empty_and_counted(files: Path, tmp_path
             assert "1 trials have no hypothesis" in messages[-1]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
-@pytest.mark.parametrize("command", ["decode", "tune"])
-def test_invalid_thresholds_are_rejected(files: Path, tmp_path: Path, command: str, value: str) -> None:
-    message = rejection(files, "--out", str(tmp_path / "o"), "--threshold", value, command=command)
-    assert "command line: threshold" in message and "\n" not in message
-
-
 def test_added_words_are_normalised(files: Path, tmp_path: Path) -> None:
     call(files, "decode", "--out", str(tmp_path / "h.jsonl"), "--word", "Deedog=30=D AO G")
     assert json.loads((tmp_path / "h.jsonl").read_text().splitlines()[0])["text"].endswith("deedog")
@@ -303,4 +296,4 @@ def test_scores_without_a_word_boundary_are_reported(files: Path, tmp_path: Path
 def test_options_of_runs_are_refused_for_files(files: Path, option: dict[str, str]) -> None:
     """They would have no effect."""
     with pytest.raises(UserError, match=f"--{next(iter(option))} cannot be applied to the file"):
-        decode(files / "scores.npz", lexicon=str(files / "lexicon.txt"), lm=None, **option)  # type: ignore[arg-type]
+        decode(files / "scores.npz", lexicon=str(files / "lexicon.txt"), **option)  # type: ignore[arg-type]

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from arcuate.data.store import Store
-from arcuate.decoding.decoder import load
+from arcuate.decoding.decoder import Decoder
+from arcuate.decoding.load import load
 from arcuate.experiments.train import train
 from arcuate.live.config import Endpoints, LiveSettings
-from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.engine import make_engine
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
@@ -27,7 +26,7 @@ from arcuate.training.callbacks import Callback, Stop
 from support.encoders import TRANSDUCERS
 from support.kill_checks import without_cost
 from support.laws import assert_same_frames, cases, law
-from support.live_parts import bins, small_model, small_search
+from support.live_parts import bins, decoder_of, small_model, small_search
 
 N_STEPS = 6
 SMALL = [
@@ -92,8 +91,9 @@ def test_a_run_resumed_after_any_step(cohort_store, references, kind, stops):
         store = Store.open(cohort_store)
         trial = store.trials[0]
         inputs = store.read_bins(trial), trial.session, store.block_statistics(trial)
-        before, after = (load(path, "last").log_probs(*inputs) for path in (reference, run))
-        assert_same_frames("resumed", after, before, load(run, "last").model.config.settings.front_end.patch, bound=0.0)
+        before, after = (load(f"{path}@last").log_probs(*inputs) for path in (reference, run))
+        patch = load(f"{run}@last").model.model.config.settings.front_end.patch
+        assert_same_frames("resumed", after, before, patch, bound=0.0)
     cases["resumed"] += 1
 
 
@@ -102,12 +102,12 @@ def test_a_run_resumed_after_any_step(cohort_store, references, kind, stops):
 SEARCH = small_search()
 BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 HEADS = {
-    "words": lambda: make_engine(small_model(), SEARCH),
-    "phonemes": lambda: make_engine(small_model(seed=1), None),
-    "transducer": lambda: make_engine(small_model(seed=2, transducer=TRANSDUCERS[0]), None, head="transducer"),
-    "both": lambda: make_engine(small_model(seed=3, transducer=TRANSDUCERS[1]), SEARCH, head="both"),
+    "words": lambda: decoder_of(small_model(), SEARCH),
+    "phonemes": lambda: decoder_of(small_model(seed=1)),
+    "transducer": lambda: decoder_of(small_model(seed=2, transducer=TRANSDUCERS[0]), None, head="transducer"),
+    "both": lambda: decoder_of(small_model(seed=3, transducer=TRANSDUCERS[1]), SEARCH, head="both"),
 }
-engines = cache(lambda head: HEADS[head]())
+decoders = cache(lambda head: HEADS[head]())
 
 
 def record_and_die(head: str, folder: Path, items: list[Any], published: int) -> None:
@@ -118,7 +118,7 @@ def record_and_die(head: str, folder: Path, items: list[Any], published: int) ->
             os.write(published, json.dumps([event["trial"], event["text"]]).encode() + b"\n")
 
     recorder = Recorder(folder, 6)
-    session = LiveSession(StreamingDecoder(engines(head)), BY_TRIAL, publish, recorder)
+    session = LiveSession(decoders(head).stream(), BY_TRIAL, publish, recorder)
     for item in items:
         session._process(0.0, item)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_a_live_session_killed_at_any_bin(head, sizes, chunk, moment):
         items += [Chunk(values[i : i + chunk]) for i in range(0, len(values), chunk)]
         items.append(End())
     until = round(moment * len(items))
-    reference = engines(head)  # before the fork
+    reference = decoders(head)  # before the fork
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "recording"
         reading, writing = os.pipe()
@@ -165,16 +165,16 @@ def test_a_live_session_killed_at_any_bin(head, sizes, chunk, moment):
     cases["killed"] += 1
 
 
-def _check_replay(engine: Any, folder: Path, published: list, sent: dict[str, np.ndarray], context: str) -> None:
+def _check_replay(decoder: Decoder, folder: Path, published: list, sent: dict[str, np.ndarray], context: str) -> None:
     store = Store.open(folder / "store")
     assert len(store.trials) == len(published), context
     for info, (trial, text) in zip(store.trials, published, strict=True):
-        replayed, whole = StreamingDecoder(engine, "day1"), StreamingDecoder(engine, "day1")
+        replayed, whole = decoder.stream("day1"), decoder.stream("day1")
         for row in store.read_bins(info):
             replayed.push(row)
         whole.push(sent[trial])
-        frames = replayed.log_probs(), whole.log_probs()
-        patch = engine.model.config.settings.front_end.patch
+        frames = replayed.sentence_log_probs(), whole.sentence_log_probs()
+        patch = decoder.model.model.config.settings.front_end.patch
         assert_same_frames("killed", *frames, patch, context=f"{trial}, {context}")
         found = replayed.finish()
         assert " ".join(found.words or found.phonemes) == text, f"{trial}, {context}"

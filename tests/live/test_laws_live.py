@@ -10,17 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
-from arcuate.live.engine import make_engine
 from arcuate.models.config import AnyEncoderSettings, GRUSettings, TransducerSettings
 from arcuate.models.layout import Frames
 from arcuate.models.model import Model
 from support.cases import cases
 from support.encoders import KINDS, N_CHANNELS, make_batch, models
-from support.live_parts import small_decoder, small_model, small_search
+from support.live_parts import decoder_of, small_decoder, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
@@ -31,7 +29,7 @@ near_ties = []
 
 def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> tuple[np.ndarray, list]:
     """Offline log-probabilities and the n-best list of the offline search."""
-    from arcuate.decoding.decoder import batch_statistics
+    from arcuate.models.acoustic import batch_statistics
 
     with torch.no_grad():
         outputs = model(
@@ -41,7 +39,7 @@ def offline(model: Model, bins: np.ndarray, session: int, past: Statistics) -> t
             batch_statistics(past, torch.device("cpu")),
         )
     log_probs = outputs.log_probs["ctc"][0].numpy()
-    return log_probs, SEARCH.search(log_probs, 2)
+    return log_probs, SEARCH.search(Frames(log_probs), 2)
 
 
 def assert_same_text(final, nbest) -> bool:
@@ -75,7 +73,7 @@ def test_every_registered_encoder_is_covered() -> None:
 def test_any_chunking_gives_the_offline_result(model, n, cuts, precompute):
     bins, session, past = trial(n)
     log_probs, nbest = offline(model, bins, session, past)
-    stream = StreamingDecoder(make_engine(model, SEARCH), model.config.sessions[session], past)
+    stream = decoder_of(model, SEARCH, model.config.sessions[session], past)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
         frames, settled = [], []
         for i, (first, last) in enumerate(chosen):
@@ -96,8 +94,8 @@ def test_any_chunking_gives_the_offline_result(model, n, cuts, precompute):
 @given(causal, st.integers(1, 50), st.randoms(use_true_random=False))
 def test_streams_over_one_set_of_weights_are_independent(model, n, random):
     trials = [trial(n + i) for i in range(3)]
-    engine = make_engine(model, SEARCH)
-    streams = [StreamingDecoder(engine, model.config.sessions[s], past) for _, s, past in trials]
+    first = decoder_of(model, SEARCH)
+    streams = [first.stream(model.config.sessions[s], past) for _, s, past in trials]
     left = [list(bins) for bins, _, _ in trials]
     while any(left):
         i = random.choice([k for k in range(3) if left[k]])
@@ -124,12 +122,11 @@ TRANSDUCERS = [
 def test_any_chunking_gives_the_offline_result_with_a_transducer(transducer, seed, head, words, n, cuts):
     """Tokens, words and scores of the n-best list, by the transducer or by both heads."""
     model = small_model(seed=seed, transducer=transducer)
-    engine = make_engine(model, SEARCH if words else None, head=head)
+    stream = decoder_of(model, SEARCH if words else None, head=head)
     bins = trial_bins(n, seed=seed)
     with torch.no_grad():
         outputs = model(torch.from_numpy(bins)[None], torch.tensor([n]), torch.tensor([1]))
-    expected = engine.joint.search(Frames(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0].numpy()), 3)
-    stream = StreamingDecoder(engine)
+    expected = stream.search.search(Frames(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0].numpy()), 3)
     for chosen in (chunks(n, cuts), chunks(n, list(range(n)))):
         for first, last in chosen:
             stream.push(bins[first:last])
@@ -146,16 +143,15 @@ def test_any_chunking_gives_the_offline_result_with_a_transducer(transducer, see
 def test_partial_results_of_both_heads() -> None:
     """Phonemes so far come from both heads; words come from CTC, and none is settled before the end."""
     model = small_model(transducer=TRANSDUCERS[0])
-    phonemes = StreamingDecoder(make_engine(model, None, head="both"))
+    phonemes = decoder_of(model, None, head="both")
     partial = phonemes.push(trial_bins(80))
     state = phonemes._now.search
-    assert partial.words == tuple(CLASSES[t] for t in phonemes.engine.joint.partial(state))
+    assert partial.words == phonemes.search.partial(state).words
     assert partial.words and partial.n_settled == 0
-    words = StreamingDecoder(make_engine(model, SEARCH, head="both"))
-    by_ctc = StreamingDecoder(make_engine(model, SEARCH))
+    words = decoder_of(model, SEARCH, head="both")
+    by_ctc = decoder_of(model, SEARCH)
     partial, expected = words.push(trial_bins(80)), by_ctc.push(trial_bins(80))
     assert partial.words == expected.words and partial.n_settled == 0
-    assert words.partial_nbest(2) == by_ctc.nbest(2)
     with pytest.raises(UserError, match="needs bins"):
         words.push_log_probs(np.full((2, len(CLASSES)), -np.log(len(CLASSES)), np.float32))
 
@@ -179,12 +175,12 @@ def trial_bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
 def test_without_statistics_a_stream_normalises_by_its_past(normalise: str) -> None:
     """The second sentence is normalised by the first: the same as offline with the first's statistics."""
     model = small_model(normalise=normalise)
-    stream = StreamingDecoder(make_engine(model, SEARCH))
+    stream = decoder_of(model, SEARCH)
     first, second = trial_bins(120, seed=1), trial_bins(60, seed=2)
     stream.push(first)
     stream.finish()
     partial = stream.push(second)
-    rolling = stream.engine.rolling_model
+    rolling = stream.model.rolling
     past = RunningStatistics.from_bins(first).statistics()
     log_probs, _ = offline(rolling, second, 1, past)
     np.testing.assert_allclose(partial.log_probs, log_probs[: len(partial.log_probs)], atol=1e-4)
@@ -196,7 +192,7 @@ def test_a_session_starts_with_known_statistics() -> None:
     model = small_model(normalise="block")
     names, bins = model.config.sessions, [trial_bins(60, seed=k) for k in range(3)]
     past = {name: RunningStatistics.from_bins(trial_bins(300, seed=10 + k)) for k, name in enumerate(names)}
-    stream = StreamingDecoder(make_engine(model, SEARCH), names[0])
+    stream = decoder_of(model, SEARCH, names[0])
     stream.seed_sessions(lambda session: past[session].statistics())
     running = past[names[0]]
     for session, trial in zip((0, 0, 1), bins, strict=True):
@@ -205,7 +201,7 @@ def test_a_session_starts_with_known_statistics() -> None:
         stream.reset(names[session])
         n = min(1.0, stream.layout.rolling_bins / running.n_bins)
         partial = stream.push(trial)
-        expected, _ = offline(stream.engine.rolling_model, trial, session, running.statistics())
+        expected, _ = offline(stream.model.rolling, trial, session, running.statistics())
         np.testing.assert_allclose(partial.log_probs, expected[: len(partial.log_probs)], atol=1e-4)
         stream.finish()
         faded = replace(running, n=running.n * n, m2=running.m2 * n, n_bins=round(running.n_bins * n))
@@ -219,13 +215,13 @@ def test_the_future_never_changes_the_statistics() -> None:
     for scale in (1.0, 50.0):
         bins = trial_bins(90)
         bins[60:] *= scale
-        stream = StreamingDecoder(make_engine(model, SEARCH))
+        stream = decoder_of(model, SEARCH)
         heads.append(np.concatenate([stream.push(b).log_probs for b in bins[:60]]))
     np.testing.assert_array_equal(*heads)
 
 
 def test_old_bins_fade_out_of_the_statistics() -> None:
-    stream = StreamingDecoder(make_engine(small_model(normalise="rolling"), SEARCH))
+    stream = decoder_of(small_model(normalise="rolling"), SEARCH)
     for _ in range(8):
         stream.push(trial_bins(300))
         stream.finish()
@@ -240,7 +236,7 @@ def test_the_delay_of_the_model() -> None:
 @quick
 @given(causal)
 def test_no_frame_exceeds_the_delay(model):
-    stream = StreamingDecoder(make_engine(model, None))
+    stream = decoder_of(model)
     patch = model.config.settings.front_end.patch
     n_frames = 0
     for n_bins, b in enumerate(trial_bins(60, N_CHANNELS), start=1):
@@ -250,7 +246,7 @@ def test_no_frame_exceeds_the_delay(model):
 
 
 def test_phonemes_without_a_language_model() -> None:
-    stream = StreamingDecoder(make_engine(small_model(), None))
+    stream = decoder_of(small_model())
     partial = stream.push(trial_bins(80))
     final = stream.finish()
     assert partial.words and final.phonemes[: len(partial.words) - 1] == list(partial.words[:-1])
@@ -267,7 +263,7 @@ def test_invalid_input_is_reported() -> None:
     )
     model = Model(small_model().config.model_copy(update={"settings": both_ways}))
     with pytest.raises(UserError, match="bidirectional model cannot stream"):
-        make_engine(model, SEARCH)
+        decoder_of(model, SEARCH)
 
 
 def test_non_finite_bins_do_not_stop_a_stream() -> None:

@@ -1,7 +1,6 @@
 """Adaptation within a stream: equal to offline adaptation, never delays text, can be reset at any time."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,27 +11,29 @@ from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.online import make_adapter, words_label
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.class_order import word_order
+from arcuate.decoding.options import DecoderOptions
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptedSession, adapt_sessions, recording_order
 from arcuate.experiments.recipe import run_recipe
 from arcuate.live import adaptation as stream_adaptation
-from arcuate.live.adaptation import MAX_QUEUED, make_setup
+from arcuate.live.adaptation import MAX_QUEUED, StreamAdapter, make_setup
 from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
-from arcuate.live.engine import make_engine
 from arcuate.live.input import Chunk, Command, End
+from arcuate.live.load import load_decoder
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import ReplayTrials
+from arcuate.models.acoustic import TorchModel
 from arcuate.models.io import load_model
+from arcuate.models.layout import Frames
 from arcuate.models.model import Model, build_on_meta
 from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
-from support.live_parts import small_search
+from support.live_parts import decoder_of, small_search
 from support.live_sources import wait_for
 
 SEARCH = small_search()
@@ -59,16 +60,16 @@ def streaming(
 ) -> StreamingDecoder:
     model, store = model_of(folder, normalise), Store.open(folder / "store")
     augmentation = run_recipe(Run(folder / "run")).augment
-    engine = make_engine(model, search)
+    acoustic = TorchModel(model)
     setup = make_setup(model, settings, augmentation, search is not None, store)
-    return StreamingDecoder(replace(engine, adaptation=setup))
+    return StreamingDecoder(acoustic, search, adapter=StreamAdapter(setup, acoustic))
 
 
 def offline(folder: Path, trials: list[TrialInfo], normalise: str = "none", words: bool = True) -> AdaptedSession:
     model = model_of(folder, normalise)
-    search, columns = small_search(), word_order(model.config.classes)
+    search = small_search()
     adapter = make_adapter(model, SETTINGS, run_recipe(Run(folder / "run")).augment)
-    label = lambda log_probs: words_label(search.search(columns(log_probs))[0], model.config.classes)
+    label = lambda log_probs: words_label(search.search(Frames(log_probs))[0], model.config.classes)
     return adapt_sessions(adapter, Store.open(folder / "store"), trials, labeller=label if words else None)[0]
 
 
@@ -106,11 +107,11 @@ def test_a_stream_adapts_exactly_as_offline(new_days: Path, normalise: str, word
         np.testing.assert_allclose(frames, expected[: len(frames)], atol=1e-4, rtol=0)
         assert final.tokens == offline_trial.result.tokens
         if words:
-            best = SEARCH.search(expected, 2)
+            best = SEARCH.search(Frames(expected), 2)
             n_ties += final.words != best[0].words
             assert final.words == best[0].words or best[0].total - best[1].total < NEAR_TIE
     assert n_ties <= 1
-    state = decoder.session_state
+    state = decoder.adapter.state
     assert state is not None and state.n_steps == adapted.state.n_steps
     assert words or state.n_steps > 0  # with words, the small lexicon seldom agrees with the phonemes
     if not n_ties:
@@ -219,7 +220,7 @@ def test_adaptation_can_be_reset(new_days: Path) -> None:
     trials = trials_of(new_days, n=4)
     original = decode(decoder, source, trials[0])[1]
     decoder.wait_for_adaptation()
-    once = decoder.session_state
+    once = decoder.adapter.state
     after_one = decode(decoder, source, trials[0])[1]
     decoder.wait_for_adaptation()
     decoder.reset_adaptation(once)
@@ -282,8 +283,8 @@ def test_valid_session_names(new_days: Path) -> None:
     for name in ("../elsewhere", "", "x" * 500):
         with pytest.raises(UserError, match="is unknown to this model"):
             decoder.reset(name)
-    plain = StreamingDecoder(make_engine(model_of(new_days, "none"), None))
-    assert plain.adaptation is None and plain.session_state is None
+    plain = decoder_of(model_of(new_days, "none"))
+    assert plain.adaptation is None and plain.adapter is None
     with pytest.raises(UserError, match="does not adapt"):
         plain.reset_adaptation()
     with pytest.raises(UserError, match="adapt to a new session with adapt, or add it with arcuate calibrate"):
@@ -342,8 +343,8 @@ def test_a_session_publishes_the_status_of_adaptation(new_days: Path, tmp_path: 
 
 
 def test_a_run_is_loaded_with_its_own_sessions_and_augmentation(new_days: Path) -> None:
-    decoder = StreamingDecoder.load(new_days / "run", lm=None, adapt=True, session=DRIFTED, warm=False)
-    setup = decoder.engine.adaptation
+    decoder = load_decoder(new_days / "run", DecoderOptions(lm="none", adapt=True, session=DRIFTED), warm=False)
+    setup = decoder.adapter.setup
     assert setup is not None and set(setup.known) == {FIRST, SECOND}
     assert setup.adapter.augmentation == run_recipe(Run(new_days / "run")).augment
     assert decoder.session == DRIFTED and decoder.adaptation.init_session == SECOND

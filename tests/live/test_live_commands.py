@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,16 @@ import pytest
 from arcuate import StreamingDecoder
 from arcuate.data.store import Store
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
-from arcuate.live.engine import Rescorer
 from arcuate.live.input import Mark
+from arcuate.live.load import CausalRescorer, load_decoder
 from arcuate.models.io import save_model
+from arcuate.models.layout import Frames
 from support.command import arcuate
 from support.forking import start
-from support.live_parts import SEARCH_SETTINGS, bins, small_decoder, small_model, small_search, write_words
+from support.live_parts import bins, options_of, small_decoder, small_model, small_search, write_words
 from support.live_sources import SessionRunner, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -66,23 +67,22 @@ def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
     store = Store.open(parts["store"])
     trial = next(t for t in store.trials if t.split == "val")
     block = store.block_statistics(trial)
-    decoder = StreamingDecoder.load(
-        parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]), decoding=SEARCH_SETTINGS
-    )
+    decoder = StreamingDecoder.load(parts["model"], options_of(parts))
     decoder.reset(trial.session, block)
-    search = decoder.engine.search
+    search = decoder.search
     state, partials = search.start(), []
     for chunk in np.array_split(store.read_bins(trial), 9):
         partials.append(partial := decoder.push(chunk))
-        state = search.step(state, decoder._columns(partial.log_probs))
-        assert partial.words == tuple(search.partial(state)) and partial.n_settled == search.n_settled(state)
-        assert partial.text == " ".join(partial.words) and partial.n_frames == len(decoder.log_probs())
+        state = search.step(state, Frames(partial.log_probs))
+        expected = search.partial(state)
+        assert (partial.words, partial.n_settled) == (expected.words, expected.n_settled)
+        assert partial.text == " ".join(partial.words) and partial.n_frames == len(decoder.sentence_log_probs())
     final = decoder.finish()
     assert final.text and final.tokens and len(final.times) == len(final.words)
     assert all(p.words[: p.n_settled] == final.words[: p.n_settled] for p in partials)
     other = decoder.stream(trial.session, block)
     other.push(store.read_bins(trial))
-    assert other.finish().text == final.text and other.engine is decoder.engine
+    assert other.finish().text == final.text and other.model is decoder.model
 
 
 def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
@@ -173,29 +173,27 @@ def test_port_0_takes_a_free_port_and_prints_it(parts: dict[str, Path]) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     from arcuate.live.serve import prepare_server
 
-    words = {"lm": str(parts["lm"]), "lexicon": str(parts["lexicon"])}
-    server = prepare_server(parts["model"], source="socket", port=0, token="to-view-it", **words)
+    options = options_of(parts)
+    server = prepare_server(parts["model"], source="socket", port=0, token="to-view-it", options=options)
     with server.listener:
         assert server.port > 0 and server.url == f"http://localhost:{server.port}/?token=to-view-it"
         assert server.send_url.startswith(f"ws://localhost:{server.port}/frames?token=")
         assert server.live.access.send_token in server.send_url
         with pytest.raises(UserError, match="choose another --port"):  # taken from now on
-            prepare_server(parts["model"], source="socket", port=server.port, **words)
+            prepare_server(parts["model"], source="socket", port=server.port, options=options)
 
 
 def test_a_replay_is_normalised_as_the_bins_of_a_rig(parts: dict[str, Path]) -> None:
     """The same trial sent by a rig and replayed gives the same log-probabilities, unlike offline statistics."""
     from arcuate.live.serve import prepare_server
 
-    words = {"lm": str(parts["lm"]), "lexicon": str(parts["lexicon"]), "decoding": SEARCH_SETTINGS}
+    options = options_of(parts, data=parts["store"])
     store = Store.open(parts["store"])
     trial = next(t for t in store.trials if t.split == "val")
     rig = Mark(trial.id, trial.session)  # as a rig sends it
     decoded = []
     for source, stored in (("socket", False), ("replay", False), ("replay", True)):
-        server = prepare_server(
-            parts["model"], source=source, port=0, data=parts["store"], stored_statistics=stored, **words
-        )
+        server = prepare_server(parts["model"], source=source, port=0, stored_statistics=stored, options=options)
         server.listener.close()
         decoder = server.live.decoder
         mark = rig if source == "socket" else server.live.source.trials.mark(trial)
@@ -230,7 +228,7 @@ def test_rescoring_reorders_hypotheses_by_the_blend(tmp_path: Path) -> None:
     if MISSING:
         pytest.skip("the extra llm is not installed")
     factory = type("Factory", (), {"mktemp": lambda self, name: tmp_path})()
-    rescorer = Rescorer(load_causal(made.__wrapped__(factory)), alpha=0.7)
+    rescorer = CausalRescorer(load_causal(made.__wrapped__(factory)), alpha=0.7)
     nbest = [
         Hypothesis((), {"acoustic": -5.0 - k, "lm": -3.0, "bonus": 0.0}, tuple(words), total=-8.0 - k)
         for k, words in enumerate((["a"], ["b", "c"], ["d"]))
@@ -240,14 +238,14 @@ def test_rescoring_reorders_hypotheses_by_the_blend(tmp_path: Path) -> None:
     assert [r.total for r in ordered] == pytest.approx(sorted(expected.values(), reverse=True))
     assert all(r.total == pytest.approx(expected[r.text]) for r in ordered)
     decoder = small_decoder(SEARCH)
-    decoder = StreamingDecoder(replace(decoder.engine, rescorer=rescorer))
+    decoder = StreamingDecoder(decoder.model, decoder.search, rescorer=rescorer)
     decoder.push(bins(60))
     assert "llm" in decoder.finish().scores
 
 
 def test_rescoring_needs_words(parts: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="rescoring needs words"):
-        StreamingDecoder.load(parts["model"], lm=None, llm="somewhere")
+        load_decoder(parts["model"], DecoderOptions(lm="none", llm="somewhere"))
 
 
 # --- the examples of docs/live.md ---------------------------------------------------------------------------

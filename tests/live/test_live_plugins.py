@@ -12,11 +12,12 @@ import pytest
 
 from arcuate import StreamingDecoder, plugins
 from arcuate.data.store import Store
+from arcuate.decoding.options import SearchOptions
 from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.input import End, Mark
 from arcuate.models.io import save_model
 from support.command import arcuate
-from support.live_parts import SEARCH_SETTINGS, bins, small_model, write_words
+from support.live_parts import bins, options_of, small_model, write_words
 from support.live_sources import wait_for
 from support.workspace import RIG
 
@@ -69,7 +70,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def offline(parts: dict[str, Path], sent: np.ndarray) -> str | None:
-    decoder = StreamingDecoder.load(parts["model"], lm=str(parts["lm"]), lexicon=str(parts["lexicon"]))
+    decoder = StreamingDecoder.load(parts["model"], SearchOptions(lm=parts["lm"], lexicon=parts["lexicon"]))
     decoder.push(sent)
     return decoder.finish().text
 
@@ -105,9 +106,9 @@ def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> No
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: udp-of-a-lab\nVersion: 1.0\n", "utf-8")
     (metadata / "entry_points.txt").write_text("[arcuate.live_sources]\nudp = udp_of_a_lab:Udp\n", "utf-8")
     assert "udp" in plugins.component_names("live_sources")
-    words = {"lm": str(parts["lm"]), "lexicon": str(parts["lexicon"]), "decoding": SEARCH_SETTINGS}
+    options = options_of(parts)
     by_trial = LiveSettings(endpoints=Endpoints(enabled=False))
-    server = prepare_server(parts["model"], source="udp", port=0, settings=by_trial, **words)
+    server = prepare_server(parts["model"], source="udp", port=0, settings=by_trial, options=options)
     server.listener.close()
     session, source, events = server.live.session, server.live.source, []
     session.subscribers.append(events.append)
@@ -127,7 +128,7 @@ def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> No
     finally:
         source.stop()
         session.stop()
-    reference = StreamingDecoder.load(parts["model"], **words)
+    reference = StreamingDecoder.load(parts["model"], options)
     reference.push(sent)
     assert final["text"] == reference.finish().text and final["text"]
     assert not [e for e in events if isinstance(e, dict) and e["type"] == "fault"]

@@ -13,6 +13,7 @@ from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.sources.replay import Replay, ReplayTrials, select_trials
+from arcuate.models.layout import Frames
 from support.live_parts import bins, small_decoder
 from support.live_sources import SEARCH, SessionRunner, wait_for
 
@@ -75,7 +76,7 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, run
     client.xadd("remote_lm_finalize", {"done": 0})
     wait_for(lambda: client.xlen("remote_lm_done_finalizing"))
     _, final = client.xrevrange("remote_lm_output_final", count=1)[0]
-    nbest = SEARCH.search(log_probs, 5)
+    nbest = SEARCH.search(Frames(log_probs), 5)
     assert final[b"lm_response_final"].decode() == nbest[0].text
     scoring = final[b"scoring"].decode().split(";")
     assert len(scoring) == 5 * len(nbest) and scoring[0] == nbest[0].text

@@ -9,17 +9,17 @@ import torch
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.joint import JointSearch
+from arcuate.decoding.joint import JointSearch, joint_search
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
 from arcuate.files import read_jsonl
-from arcuate.live.engine import make_engine
 from arcuate.losses import rnnt_loss
 from arcuate.losses.combined import compute_losses, weighted_loss
 from arcuate.losses.config import CTCSettings, LossSettings, RNNTSettings
+from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import (
     FrontEndSettings,
     GRUSettings,
@@ -30,7 +30,6 @@ from arcuate.models.config import (
 )
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
-from arcuate.models.layout import Frames
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.transducer import ArrayHead, LSTMPredictor, Transducer
 from arcuate.run import Run, find_checkpoint, open_run
@@ -146,12 +145,9 @@ def test_saved_and_loaded(settings, tmp_path):
 def test_documented_search_of_one_trial() -> None:
     """Outputs of one trial are valid inputs of a search: no padding, no gradients."""
     model = make_model(KINDS[1])
-    decoder = Decoder(model.eval())
-    bins = torch.randn(30, model.config.n_channels).numpy()
-    outputs = decoder.outputs(bins, decoder.sessions[0])
-    scores = outputs.log_probs["ctc"][0].numpy()
-    assert (scores == decoder.log_probs(bins, decoder.sessions[0])).all()
-    best = JointSearch(model.transducer.for_search()).search(Frames(scores, outputs.frames[0].numpy()))[0]
+    decoder = Decoder(TorchModel(model))
+    frames = decoder.frames(torch.randn(30, model.config.n_channels).numpy(), decoder.sessions[0])
+    best = JointSearch(decoder.model.transducer).search(frames)[0]
     assert best.scores.keys() == {"transducer", "ctc"}
 
 
@@ -183,7 +179,7 @@ def test_training_with_both_heads(cohort_store: Path, tmp_path: Path, monkeypatc
         summary = evaluate(tmp_path / "run", label=head, head=head).to_dict()
         assert summary["head"] == head and summary["n_scored"] == summary["n_trials"] > 0
     model = load_model(find_checkpoint(tmp_path / "run", "best"))
-    assert make_engine(model, None, head="both").joint.start() is not None
+    assert joint_search(TorchModel(model).transducer, "both").start() is not None
     assert len(moved) == 3
 
 

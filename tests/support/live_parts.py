@@ -6,15 +6,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from arcuate.config import to_yaml
 from arcuate.data.alphabet import CLASSES
+from arcuate.data.statistics import Statistics
 from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.decoder import Decoder
+from arcuate.decoding.joint import joint_search
+from arcuate.decoding.options import DecoderOptions
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.language.lexicon import make_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.trie import NGramTable, NGramTables, model_from_tables
-from arcuate.live.decoder import StreamingDecoder
-from arcuate.live.engine import make_engine
+from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import FrontEndSettings, GRUSettings, ModelConfig, ModelSettings, TransducerSettings
+from arcuate.models.layout import Head
 from arcuate.models.model import Model
 
 # every phoneme is a word, and so are some pairs, so that any output of a random model has words
@@ -54,6 +59,13 @@ def write_words(folder: Path) -> tuple[Path, Path]:
 SEARCH_SETTINGS = DecodingConfig(beam=25, missing_silence_bonus=-1.0, silence_bonus=0.0, word_bonus=0.5)
 
 
+def options_of(parts: dict[str, Path], **options: object) -> DecoderOptions:
+    """Options that select lexicon, n-gram and weights of `write_words` in the folder of `parts`."""
+    weights = parts["lm"].with_name("weights.yaml")
+    weights.write_text(to_yaml(SEARCH_SETTINGS))
+    return DecoderOptions(lm=parts["lm"], lexicon=parts["lexicon"], config=weights, **options)
+
+
 def small_search() -> WordSearch:
     return build_word_search(make_lexicon(ENTRIES, CLASSES, "small"), small_ngram(), SEARCH_SETTINGS)
 
@@ -86,8 +98,23 @@ def small_model(
     return model
 
 
-def small_decoder(search: WordSearch, **options: object) -> StreamingDecoder:
-    return StreamingDecoder(make_engine(small_model(**options), search))  # type: ignore[arg-type]
+def decoder_of(
+    model: Model,
+    search: WordSearch | None = None,
+    session: str | None = None,
+    statistics: Statistics | None = None,
+    head: Head = "ctc",
+) -> Decoder:
+    """A stream over a model; it must be causal."""
+    acoustic = TorchModel(model)
+    found = search if head == "ctc" else joint_search(acoustic.transducer, head, search, model.config.classes)
+    decoder = Decoder(acoustic, found, session, statistics)
+    decoder.check_causal()
+    return decoder
+
+
+def small_decoder(search: WordSearch, **options: object) -> Decoder:
+    return decoder_of(small_model(**options), search)  # type: ignore[arg-type]
 
 
 def bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:

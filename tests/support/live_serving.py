@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 
@@ -17,13 +16,13 @@ from arcuate import StreamingDecoder
 from arcuate.adaptation.config import Adaptation
 from arcuate.data.config import AugmentationConfig
 from arcuate.data.store import Store
-from arcuate.live.adaptation import make_setup
+from arcuate.live.adaptation import StreamAdapter, make_setup
 from arcuate.live.clients import Access
 from arcuate.live.config import Endpoints, Limits, LiveSettings
-from arcuate.live.engine import make_engine
 from arcuate.live.recorder import Recorder
 from arcuate.live.server import LiveServer, make_config
 from arcuate.live.sources.replay import Replay, select_trials
+from arcuate.models.acoustic import TorchModel
 from support.live_parts import small_model, small_search
 
 SEARCH = small_search()
@@ -75,11 +74,11 @@ def serving(decoder: StreamingDecoder, settings: LiveSettings = BY_TRIAL, **opti
 
 
 def decoder(n_channels: int = 6, sessions: tuple[str, ...] = ("day1", "day2"), adapt: bool = False) -> StreamingDecoder:
-    engine = make_engine(small_model(n_channels, sessions=sessions), SEARCH)
+    model, adapter = TorchModel(small_model(n_channels, sessions=sessions)), None
     if adapt:
-        setup = make_setup(engine.model, Adaptation(copies=2), AugmentationConfig(), uses_words=True)
-        engine = replace(engine, adaptation=setup)
-    return StreamingDecoder(engine)
+        setup = make_setup(model.model, Adaptation(copies=2), AugmentationConfig(), uses_words=True)
+        adapter = StreamAdapter(setup, model)
+    return StreamingDecoder(model, SEARCH, adapter=adapter)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import arcuate
-from arcuate import progress
+from arcuate import StreamingDecoder, progress
 from arcuate.data.batching import Batch, collate, prefetch, training_batches
 from arcuate.data.selection import select
 from arcuate.data.store import Store
@@ -22,7 +22,6 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model, train
 from arcuate.files import read_jsonl
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.losses import combined
 from arcuate.losses.config import CTCSettings, CustomLossSettings, ModeLossSettings
 from arcuate.models.config import RuntimeSettings
@@ -441,12 +440,8 @@ def test_everything_that_computes_sets_tf32_and_the_kernels_of_attention(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", attention.append)
-    loading = [("arcuate.decoding.decoder", "find_checkpoint"), ("arcuate.live.decoder", "read_source")]
-    for name, find in loading:
-        source = SimpleNamespace(config=SimpleNamespace(runtime=RuntimeSettings()), checkpoint=Path("run"))
-        monkeypatch.setattr(f"{name}.{find}", lambda *arguments, source=source: source)
-        monkeypatch.setattr(f"{name}.load_model", lambda checkpoint: (_ for _ in ()).throw(UserError("loading")))
-    monkeypatch.setattr("arcuate.live.decoder.open_run", Path)
+    monkeypatch.setattr("arcuate.decoding.load.find_checkpoint", lambda *arguments: Path("run"))
+    monkeypatch.setattr("arcuate.models.io.load_model", lambda folder: (_ for _ in ()).throw(UserError("loading")))
     with pytest.raises(UserError, match="loading") if start in (_load_offline, _load_stream) else nullcontext():
         start()
     assert torch.backends.cudnn.allow_tf32 is tf32

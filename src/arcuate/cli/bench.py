@@ -45,22 +45,26 @@ def bench_live(
     as_json: Json = False,
 ) -> None:
     """Measure the delay from the last bin of each frame to its text, in a real-time replay on one thread."""
+    from arcuate.decoding.options import DecoderOptions
     from arcuate.live.bench import bench_live
+    from arcuate.models.layout import check_head
 
     with progress("loading the model, the lexicon and the language model") as report:
         result = bench_live(
             run,
             seconds=seconds,
             real_time=not fast,
-            lm=None if no_words else lm,
-            lexicon=lexicon,
-            decoding=config,
-            beam=beam,
-            head=head,
-            data=data,
+            options=DecoderOptions(
+                lm="none" if no_words else str(lm),
+                lexicon=str(lexicon),
+                config=config,
+                beam=beam,
+                head=check_head(head),
+                data=data,
+                session=session,
+                adapt=adapt,
+            ),
             split=split,
-            session=session,
-            adapt=adapt,
             progress=report,
         )
     emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)

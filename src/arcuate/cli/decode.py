@@ -16,7 +16,6 @@ from arcuate.cli.app import (
     ReferencesFile,
     ScoresPath,
     SplitName,
-    Threshold,
     WeightsFile,
     app,
 )
@@ -43,7 +42,6 @@ def decode(
     lexicon: LexiconFile = "default",
     lm: LmFile = "default",
     beam: Beam = None,
-    threshold: Threshold = None,
     config: WeightsFile = None,
     references: ReferencesFile = None,
     n_best: Annotated[
@@ -88,7 +86,6 @@ def decode(
             config=config,
             references=references,
             beam=beam,
-            threshold=threshold,
             words=word or (),
             data=data,
             head=head,

@@ -97,7 +97,9 @@ def live(
     adapt: Adapt = False,
 ) -> None:
     """Decode live and serve a page that shows the text as speech is attempted (extra: live)."""
+    from arcuate.decoding.options import DecoderOptions
     from arcuate.live.serve import prepare_server
+    from arcuate.models.layout import check_head
 
     with progress("loading the model, the lexicon and the language model") as report:
         server = prepare_server(
@@ -107,15 +109,18 @@ def live(
             port=port,
             token=token,
             send_token=send_token,
-            lm=None if no_words else lm,
-            lexicon=lexicon,
-            decoding=config,
-            beam=beam,
-            head=head,
-            llm=llm,
-            data=data,
+            options=DecoderOptions(
+                lm="none" if no_words else str(lm),
+                lexicon=str(lexicon),
+                config=config,
+                beam=beam,
+                head=check_head(head),
+                llm=llm,
+                data=data,
+                session=session,
+                adapt=adapt,
+            ),
             split=split,
-            session=session,
             speed=speed,
             continuous=continuous,
             stored_statistics=stored_statistics,
@@ -127,7 +132,6 @@ def live(
             phrase=phrase,
             stream=stream,
             redis=redis,
-            adapt=adapt,
             progress=report,
         )
     server.run()

@@ -15,7 +15,6 @@ from arcuate.cli.app import (
     ReferencesFile,
     ScoresPath,
     SplitName,
-    Threshold,
     app,
 )
 from arcuate.cli.console import emit_json, progress, say
@@ -31,7 +30,6 @@ def tune(
     references: ReferencesFile = None,
     config: Annotated[Path | None, typer.Option("--config", help="Initial search weights.")] = None,
     beam: Beam = None,
-    threshold: Threshold = None,
     budget: Annotated[float, typer.Option(min=1.0, help="Time budget in seconds.")] = 300.0,
     folds: Annotated[
         int,
@@ -67,7 +65,6 @@ def tune(
             references=references,
             config=config,
             beam=beam,
-            threshold=threshold,
             budget=budget,
             folds=folds,
             split=split,

@@ -1,12 +1,15 @@
-"""Hypothesis, the result of every search, and the greedy search."""
+"""Results of searches, and the greedy search. Importing it needs neither torch nor pydantic."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from arcuate.data.alphabet import BLANK, token_names
+from arcuate.models.layout import Frames, Head
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,45 @@ class Hypothesis:
     def text(self) -> str | None:
         """The words as one string; None if only phonemes were decoded."""
         return " ".join(self.words) if self.words else None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Result of a sentence so far; the first `n_settled` words can no longer change."""
+
+    words: tuple[str, ...]  # complete words; the phonemes so far if no words are decoded
+    tokens: tuple[int, ...]  # phonemes so far
+    n_settled: int = 0
+    n_frames: int = 0  # frames of the sentence so far
+    log_probs: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (f, V) of the last push
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+class Search(Protocol):
+    """Frames to text: greedy, words (`word_search`), tokens or words with a transducer (`joint`).
+
+    States are immutable: `step` returns a new one and leaves the old one valid.
+    """
+
+    @property
+    def head(self) -> Head:
+        """The heads that the search uses."""
+        ...
+
+    def start(self) -> Any: ...
+
+    def step(self, state: Any, frames: Frames, /) -> Any:
+        """Advance the state over further frames."""
+        ...
+
+    def partial(self, state: Any, /) -> Partial: ...
+
+    def finish(self, state: Any, n_best: int = 1, /) -> list[Hypothesis]:
+        """The best hypotheses of all frames so far, best first; empty if none is possible."""
+        ...
 
 
 def word_alternatives(
@@ -95,17 +137,41 @@ def token_spans(log_probs: Any) -> list[TokenSpan]:
 
 
 @dataclass(frozen=True)
-class GreedyTokens:
-    """Greedy output of a stream so far, extended frame by frame."""
+class GreedyState:
+    """Greedy output of a stream so far."""
 
     tokens: tuple[int, ...] = ()
     last: int = BLANK  # best class of the last frame
+    scores: tuple[np.ndarray, ...] = ()  # (f,) log-probabilities of the best classes
 
-    def extend(self, log_probs: Any) -> "GreedyTokens":
+    def extend(self, log_probs: np.ndarray) -> "GreedyState":
         """The output after further frames (f, V)."""
+        if not len(log_probs):
+            return self
         classes = [self.last, *log_probs.argmax(-1).tolist()]
         new = tuple(after for before, after in pairwise(classes) if after not in (before, BLANK))
-        return GreedyTokens(self.tokens + new, classes[-1])
+        return GreedyState(self.tokens + new, classes[-1], (*self.scores, log_probs.max(axis=1)))
+
+
+@dataclass(frozen=True)
+class GreedySearch:
+    """The best class of every frame, without repetitions and blanks."""
+
+    classes: tuple[str, ...]
+    head: Head = "ctc"
+
+    def start(self) -> GreedyState:
+        return GreedyState()
+
+    def step(self, state: GreedyState, frames: Frames) -> GreedyState:
+        return state.extend(frames.log_probs)
+
+    def partial(self, state: GreedyState) -> Partial:
+        return Partial(tuple(self.classes[token] for token in state.tokens), state.tokens)
+
+    def finish(self, state: GreedyState, n_best: int = 1) -> list[Hypothesis]:
+        score = float(np.concatenate(state.scores).sum()) if state.scores else 0.0
+        return [Hypothesis(state.tokens, {"acoustic": score}, total=score)]
 
 
 def greedy(log_probs: Any) -> list[int]:

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK
+from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.decoding.compiled import NEG_INF, log_add
-from arcuate.decoding.hypothesis import Hypothesis, greedy
+from arcuate.decoding.hypothesis import Hypothesis, Partial, greedy
 from arcuate.decoding.transducer import (
     MAX_SYMBOLS,
     TRANSDUCER_BEAM,
@@ -45,6 +45,7 @@ from arcuate.decoding.transducer import (
     rescore,
     score_sequences,
 )
+from arcuate.errors import UserError
 from arcuate.language.jit import njit
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.layout import Frames, Head, join_frames
@@ -116,19 +117,24 @@ class JointSearch:
     only the transducer is used.
     """
 
-    head: TransducerHead
+    transducer: TransducerHead
     width: int = TRANSDUCER_BEAM
     weights: HeadWeights = field(default_factory=HeadWeights)
     max_symbols: int = MAX_SYMBOLS
+    classes: tuple[str, ...] = CLASSES
+
+    @property
+    def head(self) -> Head:
+        return "both" if self.weights.ctc else "transducer"
 
     def search(self, frames: Frames, n_best: int = 1) -> list[Hypothesis]:
         """Decode a complete trial into an n-best list."""
         return self.finish(self.step(self.start(), frames), n_best)
 
     def start(self) -> JointState:
-        predicted, predictor = self.head.start(1)
+        predicted, predictor = self.transducer.start(1)
         beam = _Beam([()], np.zeros(1), [_EMPTY], predicted, predictor)
-        return JointState(beam, np.zeros((0, self.head.n_classes)))
+        return JointState(beam, np.zeros((0, self.transducer.n_classes)))
 
     def step(self, state: JointState, frames: Frames) -> JointState:
         """Advance the state over further frames."""
@@ -137,12 +143,13 @@ class JointSearch:
         beam, kept = state.beam, state.log_probs
         # One frame at a time, so that rounding does not depend on the chunk size.
         for encoded, row in zip(frames.for_transducer, np.asarray(frames.log_probs, np.float64), strict=True):
-            beam, kept = self._step_frame(beam, kept, self.head.project(encoded[None]), row)
+            beam, kept = self._step_frame(beam, kept, self.transducer.project(encoded[None]), row)
         return JointState(beam, kept, (*state.frames, frames))
 
-    def partial(self, state: JointState) -> tuple[int, ...]:
+    def partial(self, state: JointState) -> Partial:
         """Best tokens so far."""
-        return state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+        tokens = state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+        return Partial(tuple(self.classes[token] for token in tokens), tokens)
 
     def beam_hypotheses(self, state: JointState) -> list[Hypothesis]:
         """All hypotheses in the beam with the scores of the search, best first; both cover all frames so far."""
@@ -165,7 +172,7 @@ class JointSearch:
         trial, candidates = join_frames(state.frames), [h.tokens for h in found]
         if self.weights.ctc:
             candidates.append(tuple(greedy(trial.log_probs)))
-        return rescore(self.head, trial, candidates, self.weights)[:n_best]
+        return rescore(self.transducer, trial, candidates, self.weights)[:n_best]
 
     def _totals(self, transducer: np.ndarray, ctc: np.ndarray) -> np.ndarray:
         if not self.weights.ctc:  # 0 · −inf would be NaN
@@ -181,7 +188,7 @@ class JointSearch:
         levels: list[_Beam] = []  # hypotheses that emitted 0, 1, … tokens at this frame and take the blank
         waiting = np.zeros(0)
         for emitted in range(self.max_symbols + 1):
-            logits, norms = self.head.join(frame, active.predicted)
+            logits, norms = self.transducer.join(frame, active.predicted)
             log_probs = active.scores[:, None] + (logits[0] - norms[0][:, None]).astype(np.float64)
             levels.append(replace(active, scores=log_probs[:, BLANK]))
             waiting = np.concatenate([waiting, self._totals(levels[-1].scores, active.partial_scores)])
@@ -210,7 +217,7 @@ class JointSearch:
             return None
         best = np.argsort(-totals, kind="stable")[: self.width]
         rows, classes = rows[best], classes[best]
-        predicted, predictor = self.head.step(active.predictor[rows], classes)
+        predicted, predictor = self.transducer.step(active.predictor[rows], classes)
         sequences = [(*active.tokens[r], t) for r, t in zip(rows.tolist(), classes.tolist(), strict=True)]
         return _Beam(sequences, scores[best], [longer[i] for i in best.tolist()], predicted, predictor)
 
@@ -346,18 +353,18 @@ class JointWordState:
 class JointWordSearch:
     """A word search whose acoustic score combines CTC and transducer."""
 
-    words: "WordSearch"
-    head: TransducerHead
+    word_search: "WordSearch"
+    transducer: TransducerHead
     weights: HeadWeights | None = None  # None: as in the settings
     ranking: "DecodingConfig | None" = None  # settings of the final ranking; None: as in the word search
 
     @property
     def settings(self) -> "DecodingConfig":
-        return self.ranking or self.words.settings
+        return self.ranking or self.word_search.settings
 
     @property
     def lexicon(self) -> Lexicon:
-        return self.words.lexicon
+        return self.word_search.lexicon
 
     @property
     def head_weights(self) -> HeadWeights:
@@ -365,39 +372,40 @@ class JointWordSearch:
 
     @property
     def token_search(self) -> JointSearch:
-        return JointSearch(self.head, _CANDIDATE_BEAM, self.weights or HeadWeights())
+        weights = self.weights or HeadWeights()
+        return JointSearch(self.transducer, _CANDIDATE_BEAM, weights, classes=self.word_search.classes)
+
+    @property
+    def head(self) -> Head:
+        return "both" if self.head_weights.ctc else "transducer"
 
     def search(self, frames: Frames, n_best: int = 1) -> list[Hypothesis]:
         """Decode a trial into an n-best list of word sequences."""
         return self.finish(self.step(self.start(), frames), n_best)
 
     def start(self) -> JointWordState:
-        return JointWordState(self.words.start(), self.token_search.start())
+        return JointWordState(self.word_search.start(), self.token_search.start())
 
     def step(self, state: JointWordState, frames: Frames) -> JointWordState:
         """Advance the state over further frames."""
-        return JointWordState(
-            self.words.step(state.words, frames.log_probs), self.token_search.step(state.tokens, frames)
-        )
+        return JointWordState(self.word_search.step(state.words, frames), self.token_search.step(state.tokens, frames))
 
-    def partial(self, state: JointWordState) -> list[str]:
-        """Complete words so far, from the CTC head only: the transducer scores complete sentences."""
-        return self.words.partial(state.words)
-
-    def n_settled(self, state: JointWordState) -> int:
-        """None: at the end of the sentence the transducer may replace any word."""
-        return 0
+    def partial(self, state: JointWordState) -> Partial:
+        """Complete words so far, from the CTC head only: at the end the transducer may replace any of them."""
+        tokens = self.token_search.partial(state.tokens).tokens
+        return replace(self.word_search.partial(state.words), tokens=tokens, n_settled=0)
 
     def finish(self, state: JointWordState, n_best: int = 1) -> list[Hypothesis]:
         """N-best list of all frames so far, scored exactly by both heads."""
         candidates = self.candidates(state, n_best)
-        if not candidates or not state.tokens.frames:
-            return list(candidates.values())[:n_best]
-        return self.rank(self.score(join_frames(state.tokens.frames), candidates))[:n_best]
+        found = list(candidates.values())
+        if candidates and state.tokens.frames:
+            found = self.rank(self.score(join_frames(state.tokens.frames), candidates))
+        return found[:n_best]
 
     def with_settings(self, settings: "DecodingConfig") -> "JointWordSearch":
         """The same models with other settings."""
-        return replace(self, words=self.words.with_settings(settings))
+        return replace(self, word_search=self.word_search.with_settings(settings))
 
     def with_ranking(self, settings: "DecodingConfig") -> "JointWordSearch":
         """The same candidate search, with candidates ranked by the weights of other settings."""
@@ -412,7 +420,7 @@ class JointWordSearch:
         """Score the pronunciations of every candidate: one list per candidate, not ranked."""
         pronunciations = {words: self.pronunciations(words) for words in candidates}
         sequences = list(dict.fromkeys(tokens for variants in pronunciations.values() for tokens in variants))
-        scores = score_sequences(self.head, trial, sequences)
+        scores = score_sequences(self.transducer, trial, sequences)
         acoustic = {
             tokens: {"transducer": float(t), "ctc": float(c), "ilm": float(i)}
             for tokens, t, c, i in zip(sequences, scores.transducer, scores.ctc, scores.ilm, strict=True)
@@ -430,13 +438,13 @@ class JointWordSearch:
     def candidates(self, state: JointWordState, n_best: int) -> dict[tuple[str, ...], Hypothesis]:
         """Word sequences to score, each with its n-gram score and bonus."""
         n_best = max(n_best, _N_CANDIDATES)
-        found = self.words.finish(state.words, n_best)
+        found = self.word_search.finish(state.words, n_best)
         phonemes = self.token_search.beam_hypotheses(state.tokens)
         for hypothesis in phonemes[:_N_PHONEME_HYPOTHESES]:
             if hypothesis.tokens:
-                frames = synthetic_frames(hypothesis.tokens, len(self.words.classes))
+                frames = synthetic_frames(hypothesis.tokens, len(self.word_search.classes))
                 # Synthetic frames are not frames of the trial, so word times are unknown.
-                found += [replace(h, times=()) for h in self.words.search(frames, n_best)]
+                found += [replace(h, times=()) for h in self.word_search.search(Frames(frames), n_best)]
         return {h.words: h for h in reversed(found)}
 
     def pronunciations(self, words: Sequence[str]) -> list[tuple[int, ...]]:
@@ -446,7 +454,7 @@ class JointWordSearch:
 
     def _word_tokens(self, word: str) -> Iterator[tuple[int, ...]]:
         index = {name: i for i, name in enumerate(self.lexicon.classes)}
-        silence = (self.words.boundary,) if self.words.boundary >= 0 else ()
+        silence = (self.word_search.boundary,) if self.word_search.boundary >= 0 else ()
         for phones in self.lexicon.pronunciations(word):
             yield (*(index[p] for p in phones), *silence)
 
@@ -454,22 +462,29 @@ class JointWordSearch:
         settings, weights, scores = self.settings, self.head_weights, candidate.scores
         transducer = scores["transducer"] - settings.ilm_weight * scores["ilm"]
         acoustic = weights.total(transducer, scores["ctc"]) / (weights.transducer + weights.ctc)
-        acoustic += settings.silence_bonus * candidate.tokens.count(self.words.boundary)
-        bonus = scores["bonus"] + (settings.word_bonus - self.words.settings.word_bonus) * len(candidate.words)
+        acoustic += settings.silence_bonus * candidate.tokens.count(self.word_search.boundary)
+        bonus = scores["bonus"] + (settings.word_bonus - self.word_search.settings.word_bonus) * len(candidate.words)
         total = acoustic + settings.lm_weight * scores["lm"] + bonus
         return replace(candidate, scores={**scores, "acoustic": acoustic, "bonus": bonus}, total=total)
 
 
 def joint_search(
-    head: TransducerHead, name: Head, words: "WordSearch | None" = None, width: int = TRANSDUCER_BEAM
+    transducer: TransducerHead,
+    name: Head,
+    words: "WordSearch | None" = None,
+    classes: tuple[str, ...] = CLASSES,
+    width: int = TRANSDUCER_BEAM,
 ) -> JointSearch | JointWordSearch:
     """Create the search with the transducer (`transducer`) or both heads (`both`), for tokens or for words.
 
     The weights of both heads are those of the settings for words, and the defaults of `HeadWeights` for tokens.
     """
     if words is None:
-        return JointSearch(head, width, HeadWeights() if name == "both" else HeadWeights(ctc=0.0))
-    return JointWordSearch(words, head, None if name == "both" else HeadWeights(ctc=0.0))
+        weights = HeadWeights() if name == "both" else HeadWeights(ctc=0.0)
+        return JointSearch(transducer, width, weights, classes=classes)
+    if not words.order.is_identity:  # the transducer's outputs cannot be reordered
+        raise UserError(f"the head {name} needs a model whose classes are in the order of the word search; use ctc")
+    return JointWordSearch(words, transducer, None if name == "both" else HeadWeights(ctc=0.0))
 
 
 def synthetic_frames(tokens: Sequence[int], n_classes: int) -> np.ndarray:

@@ -40,3 +40,14 @@ class SearchOptions(Settings):
         if self.beam is not None:
             settings = parse_decoding_config(settings.model_dump() | {"beam": self.beam}, "the search options")
         return settings, tuned
+
+
+class DecoderOptions(SearchOptions):
+    """How a stream decodes: search, session layer, rescoring and online adaptation."""
+
+    session: str | None = Field(None, description="Session layer; default: the last one.")
+    llm: Path | None = Field(None, description="Causal language model that rescores every sentence.")
+    adapt: bool = Field(False, description="Adapt the session layer online, without labels.")
+    data: Path | None = Field(
+        None, description="Store to replay, of known sessions and statistics; default: the store of the training run."
+    )

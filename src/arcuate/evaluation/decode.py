@@ -1,19 +1,16 @@
 """Decode a run or a file of frame log-probabilities to words, with a pronunciation lexicon and a language model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
-from arcuate.data.alphabet import boundary_index
-from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
-from arcuate.decoding.class_order import check_log_probs, word_order
-from arcuate.decoding.config import DecodingConfig, parse_decoding_config, read_decoding_config
+from arcuate.decoding.class_order import check_log_probs
 from arcuate.decoding.frame_files import read_frames
-from arcuate.decoding.word_search.search import WordSearch, build_word_search
+from arcuate.decoding.load import choose_head, export_head, load, load_search, stored_words
+from arcuate.decoding.options import SearchOptions
+from arcuate.decoding.transducer import TransducerHead, require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import total
@@ -28,7 +25,7 @@ from arcuate.evaluation.transcribe import (
     transcribe,
 )
 from arcuate.exported.archive import is_export
-from arcuate.exported.read import ExportedFile, open_export, read_language_model, read_lexicon
+from arcuate.exported.read import ExportedFile, open_export
 from arcuate.files import (
     DECODINGS,
     OutputKind,
@@ -41,8 +38,6 @@ from arcuate.files import (
     write_jsonl,
 )
 from arcuate.hub import local_path
-from arcuate.language.lexicon import Lexicon, open_lexicon
-from arcuate.language.ngram.open import open_model
 from arcuate.models.layout import Frames, Head, check_head
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
@@ -50,8 +45,7 @@ from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 if TYPE_CHECKING:
     from arcuate.data.store import TrialInfo
     from arcuate.decoding.joint import JointWordSearch
-
-_MAX_WORD_WEIGHT = 1000.0  # nats, of a word added at run time; more would outweigh any acoustic score
+    from arcuate.decoding.word_search.search import WordSearch
 
 
 @dataclass(frozen=True)
@@ -163,56 +157,30 @@ class TrialSource:
     references: str | Path | None
     split: str
     data: str | Path | None
-    head: str | None = "ctc"  # None: both if the transducer was trained
     checkpoint: str = "best"
-
-
-@dataclass(frozen=True)
-class SearchSource:
-    """The models and settings of a word search, as `decode` takes them."""
-
-    lexicon: str | Path
-    lm: str | Path
-    config: str | Path | None
-    beam: int | None
-    threshold: float | None
-    words: Sequence[str] = ()
-
-    def settings(self, exported: ExportedFile | None = None) -> tuple[DecodingConfig, dict[str, Any]]:
-        """Settings of the file, overridden by the given limits, and the record of `arcuate tune` in the file."""
-        settings, tuned = read_decoding_config(Path(self.config)) if self.config else (DecodingConfig(), {})
-        if self.config is None and exported is not None and exported.has_words:
-            stored = {name: value for name, value in asdict(exported.settings).items() if value is not None}
-            settings = parse_decoding_config(stored, str(exported.path))
-        limits = {"beam": self.beam, "threshold": self.threshold}
-        given = {name: value for name, value in limits.items() if value is not None}
-        return parse_decoding_config(settings.model_dump() | given, "the command line"), tuned
 
 
 @dataclass(frozen=True, eq=False)
 class DecodingTask:
     """Trials and a search, loaded."""
 
-    search: WordSearch
-    trials: tuple[np.ndarray, ...]
+    search: "WordSearch | JointWordSearch"
+    trials: tuple[Frames, ...]
     references: list[Reference]
     description: SearchDescription
     tuned: dict[str, Any]  # record of `arcuate tune` in the settings file
-    joint: "tuple[JointWordSearch, tuple[Frames, ...]] | None" = None  # with head="both"
     checkpoint: Path | None = None  # folder of the weights, if the trials are those of a run
 
 
 @dataclass(frozen=True, eq=False)
 class _Trials:
-    """Frame log-probabilities and references of all trials."""
+    """Frames and references of all trials."""
 
-    log_probs: tuple[np.ndarray, ...]
-    classes: tuple[str, ...]
-    boundary: int
+    frames: tuple[Frames, ...]
+    classes: tuple[str, ...]  # of the frames
     references: list[Reference]
     head: Head = "ctc"
-    transducer: Any = None  # torch module or TransducerHead, unless the head is CTC
-    frames: tuple[Any, ...] = ()  # encoder outputs, unless the head is CTC
+    transducer: TransducerHead | None = None  # None with the CTC head
     checkpoint: Path | None = None  # folder of the weights of a run
 
 
@@ -227,7 +195,6 @@ def decode(
     config: str | Path | None = None,
     references: str | Path | None = None,
     beam: int | None = None,
-    threshold: float | None = None,
     words: Sequence[str] = (),
     data: str | Path | None = None,
     head: str | None = None,
@@ -254,17 +221,15 @@ def decode(
     if kept is not None:
         check_writable(kept.results_file(split, WORDS_LABEL), kind=DECODINGS)
     task = open_task(
-        TrialSource(source, references, split, data, head, checkpoint),
-        SearchSource(lexicon, lm, config, beam, threshold, words),
+        TrialSource(source, references, split, data, checkpoint),
+        SearchOptions(lm=lm, lexicon=lexicon, config=config, beam=beam, head=check_head(head)),
         target,
         DECODINGS,
         progress,
+        words,
     )
     settings = task.search.settings
-    if task.joint is not None:
-        transcripts = transcribe(*task.joint, task.references, n_best, progress, settings)
-    else:
-        transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
+    transcripts = transcribe(task.search, task.trials, task.references, n_best, progress, settings)
     transcription = Transcription(
         tuple(transcripts),
         summarise_transcripts(
@@ -307,71 +272,66 @@ def _keep_in_run(run: Run, split: str, checkpoint: Path, transcription: Transcri
 
 
 def open_task(
-    trials_from: TrialSource, models: SearchSource, out: Path | None, kind: OutputKind, progress: Progress | None
+    trials_from: TrialSource,
+    options: SearchOptions,
+    out: Path | None,
+    kind: OutputKind,
+    progress: Progress | None,
+    words: Sequence[str] = (),
 ) -> DecodingTask:
     """Load the trials, the lexicon and the language model, and build the search.
 
     `out` is the file that will be written; it must not be one of the inputs.
     """
-    path, lexicon, lm = local_path(trials_from.source), models.lexicon, models.lm
-    check_writable(out, path, trials_from.references, models.config, lexicon, lm, kind=kind)
+    path = local_path(trials_from.source)
+    check_writable(out, path, trials_from.references, options.config, options.lexicon, options.lm, kind=kind)
     _check_applicable(path, trials_from)
-    settings, tuned = models.settings()
-    head = None if trials_from.head is None else check_head(trials_from.head)
-    if head not in (None, "ctc") and not path.is_dir() and not is_export(path):
-        raise UserError(f"--head {head} needs a run folder; a file of frame scores contains the CTC head only")
-    exported = open_export(path) if is_export(path) else None
-    if exported is not None:
-        settings = models.settings(exported)[0]
-        trials = _score_export(exported, trials_from, progress)
+    _, tuned = options.weights()
+    if options.head not in (None, "ctc") and not path.is_dir() and not is_export(path):
+        raise UserError(f"--head {options.head} needs a run folder; a file of frame scores contains the CTC head only")
+    stored = None
+    if is_export(path):
+        file = open_export(path)
+        stored = stored_words(file)
+        trials = _score_export(file, trials_from, options.head, progress)
+        if stored is None:
+            logger.info(
+                f"{path} contains no lexicon or language model; decoding with --lexicon {options.lexicon} and"
+                f" --lm {options.lm}"
+            )
     else:
-        is_run = path.is_dir()
-        trials = _score_run(path, trials_from, progress) if is_run else _read_file(path, trials_from)
-    has_words = exported is not None and exported.has_words
-    if exported is not None and not has_words:
-        logger.info(f"{path} contains no lexicon or language model; decoding with --lexicon {lexicon} and --lm {lm}")
-    entries = read_lexicon(exported) if exported and has_words and str(lexicon) == "default" else None
-    entries = entries or open_lexicon(str(lexicon), trials.classes)
-    ngram = read_language_model(exported) if exported and has_words and str(lm) == "default" else None
-    ngram = ngram or open_model(str(lm), progress)
-    if tuple(entries.classes) != trials.classes:
-        raise UserError(
-            f"the classes of the lexicon {lexicon} differ from those of the frame scores; give a lexicon over"
-            f" {' '.join(trials.classes[:4])} …"
+        trials = (
+            _score_run(path, trials_from, options.head, progress) if path.is_dir() else _read_file(path, trials_from)
         )
-    entries, weights = _add_words(entries, models.words)
-    search = build_word_search(entries, ngram, settings, boundary=trials.boundary, weights=weights)
-    if trials.boundary < 0:
+    search = load_search(trials.classes, options, words, stored, progress)
+    if search.boundary < 0:
         logger.info(
             "none of the classes is a word boundary (SIL, |, > or <space>); if there is one, rename it in the file"
         )
     if search.oov_words:
         logger.info(
-            f"{len(search.oov_words):,} of {len(entries.words):,} lexicon words are not in the vocabulary of the"
+            f"{len(search.oov_words):,} of {len(search.words):,} lexicon words are not in the vocabulary of the"
             f" language model and are scored as its unknown word, such as {', '.join(search.oov_words[:3])}"
         )
     description = SearchDescription(
         path.name,
-        ngram.name or str(lm),
-        ngram.order,
-        entries.name or str(lexicon),
-        len(entries.words),
-        len(entries),
-        settings.beam,
-        settings.threshold,
+        search.model.name or options.lm,
+        search.model.order,
+        search.lexicon.name or options.lexicon,
+        len(search.words),
+        len(search.lexicon),
+        search.settings.beam,
+        search.settings.threshold,
         trials.head,
     )
-    joint = None
-    if trials.transducer is not None:
-        from arcuate.decoding.joint import JointWordSearch, joint_search
+    references = mark_leakage(trials.references, search.model)
+    if trials.transducer is None:
+        return DecodingTask(search, trials.frames, references, description, tuned, trials.checkpoint)
+    from arcuate.decoding.joint import JointWordSearch, joint_search
 
-        outputs = tuple(Frames(logp, frames) for logp, frames in zip(trials.log_probs, trials.frames, strict=True))
-        found = joint_search(trials.transducer, trials.head, search)
-        assert isinstance(found, JointWordSearch)
-        joint = found, outputs
-    return DecodingTask(
-        search, trials.log_probs, mark_leakage(trials.references, ngram), description, tuned, joint, trials.checkpoint
-    )
+    joint = joint_search(trials.transducer, trials.head, search)
+    assert isinstance(joint, JointWordSearch)
+    return DecodingTask(joint, trials.frames, references, description, tuned, trials.checkpoint)
 
 
 def _check_applicable(path: Path, trials: TrialSource) -> None:
@@ -394,20 +354,17 @@ def _read_file(path: Path, trials: TrialSource) -> _Trials:
         references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
-    columns = word_order(scores.classes)
-    log_probs = tuple(columns(frames) for frames in scores.trials)
-    return _Trials(log_probs, columns.classes, boundary_index(columns.classes), references)
+    return _Trials(tuple(map(Frames, scores.trials)), scores.classes, references)
 
 
-def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | None) -> _Trials:
-    """Compute the frame log-probabilities of a split of a store with an exported model."""
+def _score_export(file: ExportedFile, trials: TrialSource, head: Head | None, progress: Progress | None) -> _Trials:
+    """Compute the frames of a split of a store with an exported model."""
     from arcuate.data.store import Store
-    from arcuate.runtime import Decoder
 
     if trials.data is None:
         raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
-    store, layout = Store.open(Path(trials.data)), file.layout
-    decoder = Decoder.load(file.path, words=False, head=trials.head)
+    store, layout, chosen_head = Store.open(Path(trials.data)), file.layout, export_head(file, head)
+    decoder = load(file.path)
     store.check_trained_on(file.trained_on)
     if store.n_channels != layout.n_channels:
         raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {layout.n_channels}")
@@ -415,85 +372,41 @@ def _score_export(file: ExportedFile, trials: TrialSource, progress: Progress | 
     if not chosen:
         raise UserError(f"{store.path} has no {trials.split} trials in sessions known to {file.path}")
     read = {"block": store.block_statistics, "rolling": store.past_statistics}.get(layout.normalise)
-    columns = word_order(layout.classes)
-    outputs, references = [], []
+    frames, references = [], []
     for n, info in enumerate(chosen, start=1):
-        decoder.reset(info.session, None if read is None else read(info, layout.log1p))
-        outputs.append(decoder.trial_outputs(store.read_bins(info)))
+        statistics = None if read is None else read(info, layout.log1p)
+        frames.append(decoder.frames(store.read_bins(info), info.session, statistics))
         references.append(_reference(info))
         if progress:
             progress(n, len(chosen), "running the exported model")
-    log_probs = tuple(columns(o.log_probs) for o in outputs)
     if trials.references is not None:
-        references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
-    classes, boundary, joint = columns.classes, boundary_index(columns.classes), decoder.engine.joint
-    if joint is None:
-        return _Trials(log_probs, classes, boundary, references)
-    frames = tuple(o.joiner_frames for o in outputs)
-    return _Trials(log_probs, classes, boundary, references, decoder.engine.head, joint.head, frames)
+        references = read_references(Path(trials.references), len(frames), [r.id for r in references])
+    transducer = None if chosen_head == "ctc" else decoder.model.transducer
+    return _Trials(tuple(frames), layout.classes, references, chosen_head, transducer)
 
 
 def _reference(info: "TrialInfo") -> Reference:
     return Reference(info.id, info.text, info.session, info.corpus, seconds=info.n_bins * BIN_SECONDS)
 
 
-def _score_run(path: Path, trials: TrialSource, progress: Progress | None) -> _Trials:
-    """Compute the frame log-probabilities of a split; the texts in the store are the references."""
-    from arcuate.decoding.transducer import require_transducer
-    from arcuate.evaluation.evaluate import choose_head, read_source, score_split
+def _score_run(path: Path, trials: TrialSource, head: Head | None, progress: Progress | None) -> _Trials:
+    """Compute the frames of a split; the texts in the store are the references."""
+    from arcuate.evaluation.evaluate import read_source, score_split
 
     source = read_source(open_run(path), trials.checkpoint)
-    head = choose_head(source, trials.head)
+    chosen = choose_head(source.checkpoint, source.config.transducer.enabled, head)
     scored = score_split(
-        source, trials.split, trials.data, head="ctc", beam=1, keep_frames=head != "ctc", progress=progress
+        source, trials.split, trials.data, head="ctc", beam=1, keep_frames=chosen != "ctc", progress=progress
     )
-    results = scored.results
-    columns = word_order(scored.model.config.classes)
-    log_probs = [columns(r.log_probs) for r in results if r.log_probs is not None]
-    classes, boundary = columns.classes, boundary_index(columns.classes)
+    results = [r for r in scored.results if r.log_probs is not None]
+    frames = tuple(Frames(r.log_probs, r.encoded) for r in results if r.log_probs is not None)
     references = [_reference(r.trial) for r in results]
     if trials.references is not None:
-        references = read_references(Path(trials.references), len(log_probs), [r.id for r in references])
-    if head == "ctc":
-        return _Trials(tuple(log_probs), classes, boundary, references, checkpoint=scored.source.checkpoint)
-    transducer = require_transducer(scored.model.transducer, str(path)).for_search()
-    if not columns.is_identity:  # the transducer's outputs cannot be reordered
-        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
-    frames = tuple(r.encoded for r in results if r.encoded is not None)
-    return _Trials(tuple(log_probs), classes, boundary, references, head, transducer, frames, scored.source.checkpoint)
-
-
-def _add_words(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, dict[str, float]]:
-    """Add words given as `word`, `word=weight` or `word=weight=PH ON EMES`; returns their weights too."""
-    weights: dict[str, float] = {}
-    for given in words:
-        word, weight, phones = _parse_word(given, lexicon)
-        weights[word] = weight
-        if phones is not None:
-            unknown = [p for p in phones if p not in lexicon.classes]
-            if unknown or not phones:
-                wrong = f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
-                raise UserError(f"--word {given!r}: {wrong}")
-            lexicon = lexicon.with_entries([(word, phones)])
-    return lexicon.with_words(word for word in weights if word not in lexicon), weights
-
-
-def _parse_word(given: str, lexicon: Lexicon) -> tuple[str, float, list[str] | None]:
-    """Word, weight and pronunciation of one --word; a word that is not in the lexicon is normalised."""
-    typed, *rest = given.split("=")
-    word = typed if typed in lexicon else normalise_text(typed)
-    expected = "should be word, word=weight or word=weight=PHONEMES"
-    if len(rest) > 2 or len(word.split()) != 1:
-        raise UserError(f"--word {given!r} {expected}")
-    try:
-        weight = float(rest[0]) if rest and rest[0] else 0.0
-    except ValueError:
-        raise UserError(f"--word {given!r} {expected}") from None
-    if not -_MAX_WORD_WEIGHT <= weight <= _MAX_WORD_WEIGHT:
-        raise UserError(
-            f"--word {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nats"
-        )
-    return word, weight, rest[1].split() if len(rest) > 1 else None
+        references = read_references(Path(trials.references), len(frames), [r.id for r in references])
+    transducer = None
+    if chosen != "ctc":
+        transducer = require_transducer(scored.model.transducer, str(path)).for_search()
+    return _Trials(frames, scored.model.config.classes, references, chosen, transducer, scored.source.checkpoint)
 
 
 def _tuned_on(task: DecodingTask) -> bool | None:

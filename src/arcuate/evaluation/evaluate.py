@@ -14,9 +14,9 @@ from arcuate.data.selection import select_split
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS, SPLITS
-from arcuate.decoding.delay import model_delay
 from arcuate.decoding.frame_files import FrameLogProbs, write_frames
-from arcuate.decoding.transducer import TRANSDUCER_BEAM, require_transducer
+from arcuate.decoding.load import choose_head
+from arcuate.decoding.transducer import TRANSDUCER_BEAM
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptationSummary, adapt_sessions, summarise_adaptation
 from arcuate.evaluation.card import refresh_card
@@ -40,16 +40,17 @@ from arcuate.evaluation.unlabelled import (
     measure_trial,
 )
 from arcuate.files import FRAME_SCORES, check_writable, read_json, to_frame
+from arcuate.models.acoustic import model_delay
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model, load_model_config
-from arcuate.models.layout import Head, check_head
+from arcuate.models.layout import Head
 from arcuate.models.model import Model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, split_parent
 from arcuate.training.checkpoint import checkpoint_stage
 from arcuate.training.config import TrainingConfig, Validate, read_config
-from arcuate.training.curriculum import stage_loss, transducer_was_trained
+from arcuate.training.curriculum import stage_loss
 
 ADAPTED_LABEL = "adapt-one-step"
 _MAX_LABEL_BYTES = 100
@@ -313,7 +314,7 @@ def score_split(
     config = source.config
     if adapt and head not in (None, "ctc"):
         raise UserError(f"adaptation uses the CTC head, got --head {head}; use --head ctc")
-    chosen = choose_head(source, "ctc" if adapt else head)
+    chosen = choose_head(source.checkpoint, config.transducer.enabled, "ctc" if adapt else head)
     width = choose_beam(config.validate_, chosen, beam)
     store = open_store(source, data)
     model = load_model(source.checkpoint)
@@ -364,27 +365,6 @@ def read_source(run: Run, checkpoint: str = "best") -> ModelSource:
     if run.recipe_file.is_file():
         return ModelSource(run, folder, read_config(run), run.data())
     return ModelSource(run, folder, TrainingConfig(**dict(load_model_config(folder).settings)), None)
-
-
-def choose_head(source: ModelSource, head: str | None) -> Head:
-    """The given head; by default both if the transducer was trained, otherwise CTC."""
-    if head is None:
-        return "both" if _transducer_was_trained(source) else "ctc"
-    chosen = check_head(head)
-    if chosen != "ctc" and not source.config.transducer.enabled:
-        require_transducer(None, str(source.run.path))
-    return chosen
-
-
-def _transducer_was_trained(source: ModelSource) -> bool:
-    """Whether the transducer loss had a weight in training up to this checkpoint."""
-    config, state_file = source.config, source.checkpoint / "state.json"
-    n_started = len(config.stages)  # without a state, such as an average of checkpoints of the last stage
-    if config.stages and state_file.exists():
-        state = read_json(state_file)
-        progress = state.get("progress") or {}
-        n_started = progress.get("index", 0) + (state.get("step", 0) > progress.get("began", 0))
-    return config.transducer.enabled and transducer_was_trained(config.loss, config.stages, n_started)
 
 
 def open_store(source: ModelSource, data: str | Path | Store | None) -> Store:

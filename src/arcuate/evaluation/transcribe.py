@@ -3,10 +3,10 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +28,12 @@ from arcuate.evaluation.metrics import (
 )
 from arcuate.files import fields_to_dict, read_jsonl
 from arcuate.language.ngram.model import LanguageModel
+from arcuate.models.layout import Frames
 from arcuate.progress import Progress, peak_memory_bytes
 
-_Input = TypeVar("_Input", bound=Sized, contravariant=True)  # one trial in the form that a search accepts
+if TYPE_CHECKING:
+    from arcuate.decoding.joint import JointWordSearch
+    from arcuate.decoding.word_search.search import WordSearch
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,6 @@ class Reference:
     corpus: str | None = None
     in_lm_text: bool | None = None  # the sentence occurs in the language model's training text; None: unknown
     seconds: float | None = None  # length of the recording; None: unknown
-
-
-class Searcher(Protocol[_Input]):
-    """A word search: over frame log-probabilities, or over the outputs of several heads."""
-
-    def search(self, trial: _Input, n_best: int = 1, /) -> list[Hypothesis]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +134,8 @@ class TranscriptionMetrics:
 
 
 def transcribe(
-    search: Searcher[_Input],
-    trials: Sequence[_Input],
+    search: "WordSearch | JointWordSearch",
+    trials: Sequence[Frames],
     references: Sequence[Reference],
     n_best: int = 10,
     progress: Progress | None = None,
@@ -162,20 +159,17 @@ def transcribe(
             session = None
             if reference.session is not None:
                 session = sessions.setdefault(reference.session, SessionWords(confidence.confidence))
-            hypotheses = with_confidence(hypotheses, frame_scores(trial), confidence, session=session)
+            log_probs = search.word_search.order(trial.log_probs)
+            hypotheses = with_confidence(hypotheses, log_probs, confidence, session=session)
         transcripts.append(Transcript(reference, tuple(hypotheses[:n_best]), time.process_time() - started))
         if progress:
             progress(len(transcripts), len(trials), "decoding words")
     return transcripts
 
 
-def frame_scores(trial: Any) -> np.ndarray:
-    """Log-probabilities (F, V) of a trial in any of the forms that searches accept."""
-    scores: np.ndarray = trial if isinstance(trial, np.ndarray) else trial.log_probs
-    return scores
-
-
-def _search_trial(search: Searcher[_Input], trial: _Input, reference: Reference, n_best: int) -> list[Hypothesis]:
+def _search_trial(
+    search: "WordSearch | JointWordSearch", trial: Frames, reference: Reference, n_best: int
+) -> list[Hypothesis]:
     """Search one trial; errors name the trial."""
     try:
         return search.search(trial, n_best)

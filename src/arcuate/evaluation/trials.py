@@ -74,7 +74,8 @@ class TokenSearch:
             return tuple(greedy(frames.log_probs))
         from arcuate.decoding.joint import joint_search  # its Numba kernels take half a second to load
 
-        return joint_search(self.transducer, self.head, width=self.beam or 1).search(frames)[0].tokens
+        search = joint_search(self.transducer, self.head, None, self.classes, self.beam or 1)
+        return search.search(frames)[0].tokens
 
     @cached_property
     def _prefix_beam(self) -> "PrefixBeamSearch":

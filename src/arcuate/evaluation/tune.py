@@ -22,10 +22,11 @@ from arcuate.data.text import normalise_text
 from arcuate.decoding.confidence import n_hypotheses
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.confidence import collect_evidence, fit_confidence
-from arcuate.evaluation.decode import DecodingTask, SearchSource, TrialSource, open_task
+from arcuate.evaluation.decode import DecodingTask, TrialSource, open_task
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.transcribe import (
     Reference,
@@ -36,12 +37,12 @@ from arcuate.evaluation.transcribe import (
     transcribe,
 )
 from arcuate.files import WEIGHTS, fields_to_dict, write_text
+from arcuate.models.layout import Frames, check_head
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
 
 if TYPE_CHECKING:
     from arcuate.decoding.joint import JointWordSearch
-    from arcuate.models.layout import Frames
 
 _N_BEST = 20
 _SUBSET = 150  # trials
@@ -135,7 +136,6 @@ def tune(
     references: str | Path | None = None,
     config: str | Path | None = None,
     beam: int | None = None,
-    threshold: float | None = None,
     budget: float = 300.0,
     folds: int = 0,
     split: str = "val",
@@ -165,8 +165,9 @@ def tune(
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-validation")
     target = None if out is None else Path(out)
-    trials = TrialSource(source, references, split, data, head, checkpoint)
-    task = open_task(trials, SearchSource(lexicon, lm, config, beam, threshold), target, WEIGHTS, progress)
+    trials = TrialSource(source, references, split, data, checkpoint)
+    options = SearchOptions(lm=lm, lexicon=lexicon, config=config, beam=beam, head=check_head(head))
+    task = open_task(trials, options, target, WEIGHTS, progress)
     if not any(r.text for r in task.references):
         raise UserError("tuning needs reference texts; give them with --references REFS.jsonl")
     fit_budget = budget / (folds + 1)
@@ -213,11 +214,11 @@ def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
 def _calibrate(task: DecodingTask, settings: DecodingConfig, accuracy: float) -> DecodingConfig:
     """The settings with confidences calibrated on all trials that have a reference."""
     chosen = [i for i, r in enumerate(task.references) if r.text is not None]
-    n_best = n_hypotheses(task.search if task.joint is None else task.joint[0], 2)
+    n_best = n_hypotheses(task.search, 2)
     logger.info(f"calibrating confidences on {len(chosen)} trials")
     transcripts = _transcribe(task, chosen, settings, n_best)
     found = [
-        collect_evidence(t.n_best, task.trials[i], t.reference.text, t.reference.session, settings.lm_weight)
+        collect_evidence(t.n_best, task.trials[i].log_probs, t.reference.text, t.reference.session, settings.lm_weight)
         for i, t in zip(chosen, transcripts, strict=True)
     ]
     fitted = fit_confidence(
@@ -234,22 +235,16 @@ def _transcribe(
 ) -> list[Transcript]:
     """Decode the chosen trials with other settings, with confidences if they are to be measured."""
     references = [task.references[i] for i in chosen]
-    confidence = settings if measure else None
-    if task.joint is None:
-        trials = [task.trials[i] for i in chosen]
-        return transcribe(task.search.with_settings(settings), trials, references, n_best, confidence=confidence)
-    search, outputs = task.joint
-    given = [outputs[i] for i in chosen]
-    return transcribe(search.with_settings(settings), given, references, n_best, confidence=confidence)
+    confidence, trials = settings if measure else None, [task.trials[i] for i in chosen]
+    return transcribe(task.search.with_settings(settings), trials, references, n_best, confidence=confidence)
 
 
 def _make_tuner(task: DecodingTask, chosen: Sequence[int], deadline: float) -> "_Tuner":
     """Tuner over the chosen trials."""
     trials, references = [task.trials[i] for i in chosen], [task.references[i] for i in chosen]
-    if task.joint is None:
+    if isinstance(task.search, WordSearch):
         return _Tuner(task.search, trials, references, deadline)
-    search, outputs = task.joint
-    return _JointTuner(task.search, trials, references, deadline, joint=search, outputs=[outputs[i] for i in chosen])
+    return _JointTuner(task.search.word_search, trials, references, deadline, joint=task.search)
 
 
 def _session_folds(references: Sequence[Reference], n_folds: int) -> np.ndarray:
@@ -276,7 +271,7 @@ class _Tuner:
     """One optimisation: trials, deadline, and the best weights so far. Lexicon and n-gram are loaded once."""
 
     search: WordSearch
-    trials: Sequence[np.ndarray]
+    trials: Sequence[Frames]
     references: Sequence[Reference]
     deadline: float  # in seconds of time.perf_counter
     best: tuple[float, DecodingConfig] | None = None
@@ -414,12 +409,11 @@ class _JointTuner(_Tuner):
     """Tuner of a search with the transducer: the scores of all candidates are linear in the weights."""
 
     joint: "JointWordSearch | None" = None
-    outputs: "Sequence[Frames]" = ()
 
     def fit(self) -> DecodingConfig:
         started = time.perf_counter()
         start = settings = self.search.settings
-        every = range(len(self.outputs))
+        every = range(len(self.trials))
         for _ in range(_JOINT_ROUNDS):
             if time.perf_counter() > self.deadline:
                 logger.info("the time budget is used up; keeping the best weights so far")
@@ -433,15 +427,15 @@ class _JointTuner(_Tuner):
     def _search_errors(self, settings: DecodingConfig, chosen: Sequence[int]) -> list[tuple[float, float]]:
         assert self.joint is not None
         search = self.joint.with_settings(settings)
-        lists = [search.search(self.outputs[i], _N_BEST) for i in chosen]
+        lists = [search.search(self.trials[i], _N_BEST) for i in chosen]
         self.n_evaluations += 1
         return [self._trial_errors(i, n, [h.total or 0.0 for h in n]) for i, n in zip(chosen, lists, strict=True)]
 
     def _fit_candidates(self, settings: DecodingConfig) -> DecodingConfig:
         """Fit all weights on the candidates of a single search."""
         assert self.joint is not None
-        search, every = self.joint.with_settings(settings), range(len(self.outputs))
-        scored = [search.scored_candidates(outputs) for outputs in self.outputs]
+        search, every = self.joint.with_settings(settings), range(len(self.trials))
+        scored = [search.scored_candidates(outputs) for outputs in self.trials]
         names = list(_JOINT_WEIGHTS) if search.weights is None else [n for n in _JOINT_WEIGHTS if n != "ctc_weight"]
         start = np.array([getattr(settings, name) for name in names])
 

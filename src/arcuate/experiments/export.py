@@ -4,7 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from arcuate.exported.read import (
     SESSION_WEIGHTS,
     SILENT_FRAME,
     VERSION,
-    SearchSettings,
     lexicon_members,
     open_export,
 )
@@ -142,9 +141,9 @@ def export(
     if web is not None:
         find_runtime(Path(ort_web))
     folder = open_run(run)
+    from arcuate.decoding.load import choose_head, load_search
+    from arcuate.decoding.options import SearchOptions
     from arcuate.evaluation.card import describe_run
-    from arcuate.evaluation.evaluate import choose_head, read_source
-    from arcuate.live.engine import load_search
     from arcuate.models.io import load_model
 
     source = find_checkpoint(folder, checkpoint)
@@ -152,13 +151,14 @@ def export(
     if session is not None and session not in model.config.sessions:
         known = ", ".join(model.config.sessions)
         raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
-    search = load_search(model, lm, lexicon, decoding) if words else None
+    options = SearchOptions(lm=lm, lexicon=lexicon, config=None if decoding is None else Path(decoding))
+    search = load_search(model.config.classes, options) if words else None
     if data is not None:  # refused before anything is written
         _validation_trials(folder, model, model.config.sessions if session is None else (session,), data, "")
     origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
     if folder.environment_file.is_file():
         origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
-    chosen_head = choose_head(read_source(folder, checkpoint), head)
+    chosen_head = choose_head(source, model.transducer is not None, head)
     card = describe_run(folder, checkpoint).markdown()
     layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress, card)
     if web is not None:
@@ -190,14 +190,14 @@ def write_export(
 ) -> "tuple[Layout, int]":
     """Write a causal model, lexicon, n-gram and settings of a word search, and a card; returns layout and size."""
     from arcuate.exported.graphs import build_graphs
-    from arcuate.live.engine import describe_layout
+    from arcuate.models.acoustic import TorchModel
 
     if not model.config.settings.encoder.causal:
         raise UserError(
             "the model has a bidirectional encoder, which needs complete trials and cannot be exported as a streaming"
             " step; train with encoder.bidirectional=false"
         )
-    if head != "ctc" and search is not None and model.config.classes != search.classes:
+    if head != "ctc" and search is not None and not search.order.is_identity:
         raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
     index = None if session is None else model.config.sessions.index(session)
     if model.config.settings.front_end.custom is not None:
@@ -209,7 +209,7 @@ def write_export(
             f"the encoder {kind} cannot be exported: it uses the operator {min(unknown)}, which exported models do not"
             " support; use the run folder instead"
         )
-    layout = describe_layout(model)
+    layout = TorchModel(model).layout
     if session is not None:
         layout = replace(layout, sessions=(session,))
     members: dict[str, Content] = {METADATA: b"", **_graph_members(graphs)}
@@ -240,7 +240,7 @@ def write_export(
             members[LANGUAGE_MODEL] = _model_file(search.model, Path(scratch), progress)
             weights = search.settings.model_dump(mode="json")
             metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
-            metadata["decoding"] = {field.name: weights[field.name] for field in fields(SearchSettings)}
+            metadata["decoding"] = weights
         members[METADATA] = json.dumps(metadata, indent=1).encode()
         if card is not None:
             members[CARD] = card.encode()
@@ -328,35 +328,34 @@ def _compare_int8(
     run: Run, path: Path, model: "Model", session: str | None, data: str | Path | None, progress: Progress | None
 ) -> Int8Comparison | None:
     """PER of the written file against the torch model on validation trials; None if there are none."""
-    from arcuate.decoding.decoder import Decoder as OfflineDecoder
-    from arcuate.decoding.hypothesis import greedy
-    from arcuate.evaluation.metrics import score, total
+    from arcuate.decoding.decoder import Decoder
+    from arcuate.decoding.load import load
+    from arcuate.evaluation.metrics import Score, score, total
     from arcuate.evaluation.significance import score_difference
-    from arcuate.runtime import Decoder
+    from arcuate.models.acoustic import TorchModel
 
     sessions = model.config.sessions if session is None else (session,)
     replay = _validation_trials(run, model, sessions, data, "int8 was not compared with fp32")
     if replay is None:
         return None
     store = replay.store
-    decoder, offline = Decoder.load(path, words=False, warm=False), OfflineDecoder(model)
+    decoders = Decoder(TorchModel(model)), load(path)
     step = max(len(replay.trials) // _N_COMPARED, 1)
-    fp32, int8 = [], []
+    scores: list[list[Score]] = [[], []]  # fp32, int8
     for n, info in enumerate(chosen := replay.trials[::step][:_N_COMPARED]):
         trial, statistics = store.read(info), replay.statistics(info)
         if trial.tokens is None:
             continue
         reference = trial.tokens.tolist()
-        decoder.reset(info.session, statistics)
-        decoder.push(trial.bins)
-        int8.append(score(reference, decoder.finish().tokens))
-        fp32.append(score(reference, greedy(offline.log_probs(trial.bins, info.session, statistics))))
+        for found, decoder in zip(scores, decoders, strict=True):
+            found.append(score(reference, decoder.decode(trial.bins, info.session, statistics).tokens))
         if progress:
             progress(n + 1, len(chosen), "comparing int8 with fp32")
-    found = score_difference(int8, fp32)
-    if found is None:
+    fp32, int8 = scores
+    difference = score_difference(int8, fp32)
+    if difference is None:
         logger.info("int8 was not compared with fp32: fewer than two labelled validation trials")
         return None
     per_fp32, per_int8 = (total(scores).rate or 0.0 for scores in (fp32, int8))
     measure = error_rate_name(model.config.classes)
-    return Int8Comparison(measure, len(int8), per_fp32, per_int8, found.rate, found.low, found.high)
+    return Int8Comparison(measure, len(int8), per_fp32, per_int8, difference.rate, difference.low, difference.high)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import CLASSES, boundary_index, error_rate_name
+from arcuate.data.alphabet import CLASSES, error_rate_name
 from arcuate.data.store import ChangedStore, Store, TrialInfo
-from arcuate.decoding.class_order import word_order
-from arcuate.decoding.word_search.search import build_word_search
+from arcuate.decoding.load import load_search
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import score_text, total
@@ -24,10 +24,9 @@ from arcuate.evaluation.trials import TrialResult, decode_trials
 from arcuate.experiments.recipe import run_recipe
 from arcuate.experiments.train import train
 from arcuate.files import fields_to_dict, write_json
-from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.open import open_model
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
+from arcuate.models.layout import Frames
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, find_checkpoint
@@ -169,26 +168,23 @@ class _WordErrors:
     def __init__(self, trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> None:
         self._trials = [t for t in trials if t.text]
         self._count_frames = config.settings.front_end.patch.count_frames
-        self._columns = word_order(config.classes)
-        classes = self._columns.classes
-        self._search = build_word_search(
-            open_lexicon(lexicon, classes), open_model(lm), boundary=boundary_index(classes)
-        )
+        self._n_classes = len(config.classes)
+        self._search = load_search(config.classes, SearchOptions(lm=lm, lexicon=lexicon))
 
     def rate(self, results: list[TrialResult]) -> float | None:
         """WER of decoded trials with log-probabilities."""
         frames = {r.trial.id: r.log_probs for r in results if r.log_probs is not None}
-        return self._rate([self._text(self._columns(frames[t.id])) for t in self._trials])
+        return self._rate([self._text(frames[t.id]) for t in self._trials])
 
     def language_model_rate(self) -> float | None:
         """WER of uniform frame scores: only the language model and the number of frames are left."""
-        n_classes = len(self._columns.classes)
+        n_classes = self._n_classes
         lengths = [int(self._count_frames(t.n_bins)) for t in self._trials]
         uniform = {n: self._text(np.full((n, n_classes), -np.log(n_classes), np.float32)) for n in set(lengths)}
         return self._rate([uniform[n] for n in lengths])
 
     def _text(self, frames: np.ndarray) -> str:
-        found = self._search.search(frames)
+        found = self._search.search(Frames(frames))
         return (found[0].text or "") if found else ""
 
     def _rate(self, texts: list[str]) -> float | None:

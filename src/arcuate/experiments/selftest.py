@@ -34,13 +34,13 @@ from arcuate.data.selection import Selection, select
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.trial import BIN_MS
+from arcuate.decoding.load import load
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import TrainResult, build_model, train
 from arcuate.files import read_jsonl
 from arcuate.live.bench import replay_sentences, time_stream
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.live.sources.replay import open_replay
 from arcuate.models.config import (
     AnyEncoderSettings,
@@ -563,7 +563,7 @@ def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: in
 
 def _check_streaming(machine: _Machine) -> Iterator[Check]:
     """Time per frame of a small model without a word search."""
-    decoder = StreamingDecoder.load(machine.trained.path, lm=None, device=str(machine.device))
+    decoder = load(machine.trained.path, device=str(machine.device))
     sentences = replay_sentences(decoder, open_replay(machine.trained.path, decoder, None, "val", None))
     deadline_ms = float(BIN_MS * decoder.layout.stride)
     values = time_stream(decoder, sentences, seconds=2.0, real_time=False).summary(deadline_ms)

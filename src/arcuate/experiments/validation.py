@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from arcuate.data.alphabet import boundary_index, token_names
+from arcuate.data.alphabet import token_names
 from arcuate.data.selection import Selection
 from arcuate.data.store import Store, TrialInfo
-from arcuate.decoding.class_order import ClassOrder, word_order
-from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.load import load_search
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TokenSearch, TrialResult, decode_trials, session_sums, summarise_sums
 from arcuate.losses.config import LossSettings
 from arcuate.models.layout import Frames
 from arcuate.models.model import Model
-from arcuate.training.config import TrainingConfig, Validate
+from arcuate.training.config import TrainingConfig
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import Validation
 
@@ -35,19 +35,19 @@ class ValidationWords:
     """Word search used during validation."""
 
     search: "WordSearch"
-    columns: ClassOrder
 
     def decode(self, result: TrialResult, transducer: "TransducerHead | None") -> str:
         """Decode one trial to text, by both heads if the transducer is given."""
         log_probs = result.log_probs
         if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
             return ""  # the model has diverged
-        if transducer is None or result.encoded is None or not self.columns.is_identity:
-            found = self.search.search(self.columns(log_probs), 1)
+        frames = Frames(log_probs, result.encoded)
+        if transducer is None or result.encoded is None or not self.search.order.is_identity:
+            found = self.search.search(frames, 1)
         else:
-            from arcuate.decoding.joint import joint_search
+            from arcuate.decoding.joint import JointWordSearch
 
-            found = joint_search(transducer, "both", self.search).search(Frames(log_probs, result.encoded), 1)
+            found = JointWordSearch(self.search, transducer).search(frames, 1)
         return (found[0].text or "") if found else ""
 
 
@@ -62,22 +62,8 @@ def open_word_search(
             "validate.words=true needs reference texts, but none of the validation trials has one; set"
             " validate.words=false"
         )
-    return _make_word_search(config.validate_, classes)
-
-
-def _make_word_search(settings: Validate, model_classes: tuple[str, ...]) -> ValidationWords:
-    # Imported here: the Numba kernels and the language model take seconds to load, and most runs do not need them.
-    from arcuate.decoding.word_search.search import build_word_search
-    from arcuate.language.lexicon import open_lexicon
-    from arcuate.language.ngram.open import open_model
-
-    weights = DecodingConfig()
-    columns = word_order(model_classes)
-    lexicon = open_lexicon(settings.lexicon, columns.classes)
-    if tuple(lexicon.classes) != columns.classes:
-        raise UserError(f"the classes of the lexicon {settings.lexicon} differ from those of the model; use another")
-    search = build_word_search(lexicon, open_model(settings.lm), weights, boundary=boundary_index(columns.classes))
-    return ValidationWords(search, columns)
+    options = SearchOptions(lm=config.validate_.lm, lexicon=config.validate_.lexicon)
+    return ValidationWords(load_search(classes, options))
 
 
 def make_validator(

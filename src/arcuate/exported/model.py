@@ -7,22 +7,17 @@ results are bit-identical for any chunking of a trial.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from arcuate.data.statistics import Statistics
 from arcuate.errors import UserError
-from arcuate.models.layout import Layout
+from arcuate.exported.transducer import ExportedTransducer, Session
+from arcuate.models.layout import Frames, Layout
 
 NEXT = ".next"  # suffix of the output with the new value of a state tensor
 _FLAGS = (np.zeros((1, 1), bool), np.ones((1, 1), bool))
-
-
-class Session(Protocol):
-    """A loaded graph: `onnxruntime.InferenceSession`."""
-
-    def run(self, outputs: list[str], inputs: dict[str, Any], /) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,35 +51,26 @@ class ExportedState:
 
 
 @dataclass(frozen=True, eq=False)
-class StepOutputs:
-    """Frames completed by a step."""
-
-    log_probs: np.ndarray  # (f, V)
-    joiner_frames: np.ndarray | None  # (f, W) projected for the transducer's joiner
-
-    def followed_by(self, other: "StepOutputs") -> "StepOutputs":
-        frames = [f for f in (self.joiner_frames, other.joiner_frames) if f is not None]
-        log_probs = np.concatenate([self.log_probs, other.log_probs])
-        return StepOutputs(log_probs, np.concatenate(frames) if frames else None)
-
-
-@dataclass(frozen=True, eq=False)
 class ExportedModel:
     """The graphs of one model, with its session layers and initial state."""
 
     layout: Layout
+    identity: str  # digest of the file
+    trained_on: Mapping[str, Any]  # layout and features of the training data: the input of `Store.check_trained_on`
     bin_graph: LoadedGraph
     frame_graph: LoadedGraph
     initial: Mapping[str, np.ndarray]
     session_weights: np.ndarray | None  # (S, C, C)
     session_biases: np.ndarray | None  # (S, C)
+    transducer: ExportedTransducer | None = None
 
-    def start(self, session: int, statistics: Statistics | None = None, rolling: bool = False) -> ExportedState:
+    def start(self, session: str, statistics: Statistics | None = None, rolling: bool = False) -> ExportedState:
         """State before the first bin; `rolling` uses running statistics for a model trained on block statistics."""
         layout, constants = self.layout, {}
+        index = layout.sessions.index(session)
         if self.session_weights is not None and self.session_biases is not None:
-            constants["session_weight"] = np.ascontiguousarray(self.session_weights[session])
-            constants["session_bias"] = np.ascontiguousarray(self.session_biases[session][None])
+            constants["session_weight"] = np.ascontiguousarray(self.session_weights[index])
+            constants["session_bias"] = np.ascontiguousarray(self.session_biases[index][None])
         if layout.normalise != "none":
             if statistics is None:
                 raise UserError(
@@ -96,14 +82,18 @@ class ExportedModel:
             constants["by_block"] = np.full((1, 1), layout.normalise == "block" and not rolling)
         return ExportedState(self.initial, constants)
 
-    def step(self, state: ExportedState, bins: np.ndarray) -> tuple[StepOutputs, ExportedState]:
+    def step(self, state: ExportedState, bins: np.ndarray) -> tuple[Frames, ExportedState]:
         """Next stored bins (t, C), any number -> the frames they complete, and the state after them."""
         found: list[list[np.ndarray]] = []
         for row in bins:
             state = self._push(state, row, True, found)
         return self._outputs(found), replace(state, n_bins=state.n_bins + len(bins))
 
-    def finish(self, state: ExportedState) -> StepOutputs:
+    def precompute(self, state: ExportedState) -> ExportedState:
+        """The same state: a step has no part that could be computed before its bin."""
+        return state
+
+    def finish(self, state: ExportedState) -> Frames:
         """End the trial: return the frames that were waiting for smoothing or for a complete patch."""
         found: list[list[np.ndarray]] = []
         zeros = np.zeros(self.layout.n_channels, np.float32)
@@ -132,10 +122,13 @@ class ExportedModel:
             found.append(results)
         return ExportedState(tensors, state.constants, state.n_bins, n_pushed)
 
-    def _outputs(self, found: list[list[np.ndarray]]) -> StepOutputs:
+    def _outputs(self, found: list[list[np.ndarray]]) -> Frames:
         columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
         log_probs = columns[0] if columns else np.empty((0, len(self.layout.classes)), np.float32)
-        return StepOutputs(log_probs, columns[1] if len(columns) > 1 else None)
+        encoded = None
+        if self.transducer is not None:
+            encoded = columns[1] if columns else np.empty((0, self.transducer.width), np.float32)
+        return Frames(log_probs, encoded)
 
 
 def _row(values: np.ndarray, n: int) -> np.ndarray:

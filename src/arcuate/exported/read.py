@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from arcuate.data.alphabet import boundary_index
-from arcuate.decoding.class_order import search_order, word_order
 from arcuate.errors import UserError
 from arcuate.exported.archive import METADATA, Archive, damaged, open_archive
 from arcuate.exported.check import check_graph
@@ -22,8 +20,6 @@ from arcuate.exported.transducer import ExportedTransducer
 from arcuate.models.layout import HEAD_NAMES, Head, Layout, ModelDelay
 
 if TYPE_CHECKING:
-    from arcuate.decoding.config import DecodingConfig
-    from arcuate.decoding.word_search.search import WordSearch
     from arcuate.language.lexicon import Lexicon
     from arcuate.language.ngram.model import LanguageModel
 
@@ -38,47 +34,6 @@ _MAX_GRAPH_BYTES = 2**28  # of all values while graphs are computed; weights do 
 _MAX_GRAPH_S = 10.0  # for one frame, which has 80 ms
 _DTYPES = ("float32", "float64", "int64")
 _INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'arcuate[runtime]'"
-
-
-@dataclass(frozen=True)
-class ExportedLogistic:
-    """`Logistic` of an exported file."""
-
-    intercept: float
-    weights: tuple[float, ...]
-
-    def log_odds(self, features: np.ndarray) -> np.ndarray:
-        """(n, features) -> (n,)"""
-        result: np.ndarray = self.intercept + features @ np.array(self.weights)
-        return result
-
-
-@dataclass(frozen=True)
-class ExportedConfidence:
-    """Calibration of confidences in an exported file: fields of `ConfidenceConfig` by the same names."""
-
-    word: ExportedLogistic
-    sentence: ExportedLogistic
-    accuracy: float
-    accept_above: float
-    calibrated_on: str
-    log_odds: tuple[float, ...] = ()  # empty: a file of an earlier version
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """Settings of the word search in an exported file; the fields have the names of `DecodingConfig`."""
-
-    beam: int
-    threshold: float
-    lm_weight: float
-    word_bonus: float
-    silence_bonus: float
-    missing_silence_bonus: float
-    blank_penalty: float
-    ctc_weight: float
-    ilm_weight: float
-    confidence: ExportedConfidence | None = None  # None: a file of an earlier version
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +70,12 @@ class ExportedFile:
         return data if isinstance(data, dict) else {}
 
     @property
-    def settings(self) -> SearchSettings:
-        """Settings of the word search."""
-        return _parse_settings(self.metadata.get("decoding"), self.path)
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the word search, as stored."""
+        found = self.metadata.get("decoding")
+        if not isinstance(found, dict):
+            raise damaged(self.path, "its search settings are missing")
+        return found
 
 
 def open_export(path: str | Path) -> ExportedFile:
@@ -148,7 +106,12 @@ def load_model(file: ExportedFile, threads: int = 1) -> ExportedModel:
         biases = file.archive.array(SESSION_BIASES, "float32", (n, n_channels))
     if ("session_weight" in bin_graph.inputs) != bool(n):
         raise damaged(file.path, "its session layers do not match its graph")
-    return ExportedModel(file.layout, bin_graph, frame_graph, {**bin_states, **frame_states}, weights, biases)
+    transducer = None if file.head == "ctc" else load_transducer(file, threads)
+    initial = {**bin_states, **frame_states}
+    return ExportedModel(
+        *(file.layout, file.archive.digest, file.trained_on, bin_graph, frame_graph, initial, weights, biases),
+        transducer=transducer,
+    )
 
 
 def load_transducer(file: ExportedFile, threads: int = 1) -> ExportedTransducer:
@@ -353,7 +316,6 @@ def _parse_layout(tree: Any, path: Path) -> Layout:
         tree["rolling_bins"],
         ModelDelay(*(float(delay[f.name]) for f in fields(ModelDelay))),
     )
-    search_order(classes, str(path))  # raises if there is no blank
     return layout
 
 
@@ -369,71 +331,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and abs(value) <= 1e9
 
 
-def _parse_settings(tree: Any, path: Path) -> SearchSettings:
-    if not isinstance(tree, dict):
-        raise damaged(path, "its search settings are missing")
-    values: dict[str, Any] = {field.name: tree.get(field.name) for field in fields(SearchSettings)}
-    described = values.pop("confidence")
-    for name, value in values.items():
-        if not _is_number(value):
-            raise damaged(path, f"its search setting {name} is {value!r:.40}")
-    confidence = None if described is None else _parse_confidence(described, path)
-    settings = SearchSettings(**values, confidence=confidence)
-    if type(settings.beam) is not int or not 1 <= settings.beam <= 1_000_000 or settings.threshold <= 0:
-        raise damaged(path, f"its search beam is {settings.beam!r:.40}")
-    return settings
-
-
-def _parse_confidence(tree: Any, path: Path) -> ExportedConfidence:
-    from arcuate.decoding.confidence import SENTENCE_FEATURES, WORD_FEATURES  # imports the word search
-
-    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
-    on = values.get("calibrated_on")
-    shares: list[Any] = [values.get(name) for name in ("accuracy", "accept_above")]
-    quantiles = values.get("log_odds", [])
-    if (
-        not isinstance(on, str)
-        or len(on) > 200
-        or not all(_is_number(share) and 0.0 <= share <= 1.0 for share in shares)
-        or not isinstance(quantiles, list)
-        or len(quantiles) > 1000
-        or not all(_is_number(value) and abs(value) <= 1e6 for value in quantiles)
-    ):
-        raise damaged(path, "its calibration of confidences is invalid")
-    word = _parse_logistic(values.get("word"), len(WORD_FEATURES), path)
-    sentence = _parse_logistic(values.get("sentence"), len(SENTENCE_FEATURES), path)
-    known = tuple(float(value) for value in quantiles)
-    return ExportedConfidence(word, sentence, float(shares[0]), float(shares[1]), on, known)
-
-
-def _parse_logistic(tree: Any, size: int, path: Path) -> ExportedLogistic:
-    values: dict[str, Any] = tree if isinstance(tree, dict) else {}
-    weights = values.get("weights")
-    numbers: list[Any] = [values.get("intercept"), *weights] if isinstance(weights, list) else []
-    if len(numbers) != size + 1 or not all(_is_number(value) and abs(value) <= 1e6 for value in numbers):
-        raise damaged(path, "its calibration of confidences is invalid")
-    return ExportedLogistic(float(numbers[0]), tuple(float(value) for value in numbers[1:]))
-
-
 # --- words ------------------------------------------------------------------------------------------------
-
-
-def load_word_search(file: ExportedFile, beam: int | None = None) -> "WordSearch":
-    """The word search over the lexicon and the n-gram in the file, both mapped and checked."""
-    from arcuate.decoding.word_search.search import build_word_search
-
-    settings = file.settings
-    if beam is not None:
-        if beam < 1:
-            raise UserError(f"beam must be at least 1, not {beam}")
-        settings = replace(settings, beam=beam)
-    lexicon = read_lexicon(file)
-    return build_word_search(
-        lexicon,
-        read_language_model(file),
-        cast("DecodingConfig", settings),  # the same fields
-        boundary=boundary_index(lexicon.classes),
-    )
 
 
 def read_language_model(file: ExportedFile) -> "LanguageModel":
@@ -466,8 +364,8 @@ def lexicon_members(lexicon: "Lexicon") -> dict[str, bytes]:
     }
 
 
-def read_lexicon(file: ExportedFile) -> "Lexicon":
-    """The lexicon of a file, with every index checked."""
+def read_lexicon(file: ExportedFile, classes: tuple[str, ...]) -> "Lexicon":
+    """The lexicon of a file over these classes, with every index checked."""
     from arcuate.language.lexicon import Lexicon
 
     archive = file.archive
@@ -478,8 +376,6 @@ def read_lexicon(file: ExportedFile) -> "Lexicon":
     word_of = archive.array("lexicon.word_of.i32", "<i4", (None,))
     tokens = archive.array("lexicon.tokens.i32", "<i4", (None,))
     offsets = archive.array("lexicon.offsets.i64", "<i8", (None,))
-    names = file.layout.classes
-    classes = word_order(names).classes
     is_valid = (
         len(set(words)) == len(words)
         and len(offsets) == len(word_of) + 1 > 1

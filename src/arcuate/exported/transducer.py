@@ -1,11 +1,17 @@
 """The transducer head of an exported model: prediction network and joiner in ONNX Runtime."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
-from arcuate.exported.model import Session
+
+
+class Session(Protocol):
+    """A loaded graph: `onnxruntime.InferenceSession`."""
+
+    def run(self, outputs: list[str], inputs: dict[str, Any], /) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True, eq=False)

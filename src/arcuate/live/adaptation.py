@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,12 +27,16 @@ from arcuate.config import parse_settings
 from arcuate.data.alphabet import token_unit
 from arcuate.data.batching import BatchStatistics
 from arcuate.data.config import AugmentationConfig
+from arcuate.data.readers.source import is_safe_name
+from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store, is_store
+from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.errors import UserError
+from arcuate.models.acoustic import TorchModel, TorchState, batch_statistics, start_stream
 from arcuate.models.model import Model, single_session_model
 from arcuate.progress import Progress, logger
-from arcuate.run import Run
+from arcuate.run import Run, split_parent
 
 MAX_QUEUED = 4  # sentences that may wait for their update; further ones are skipped
 _MAX_BINS = 6000  # 2 min; a longer sentence is skipped because its augmented copies would not fit in memory
@@ -79,14 +84,23 @@ class DecodedSentence:
 class StreamAdapter:
     """Adaptation of one stream. `state` is the newest session state, an immutable value."""
 
-    def __init__(self, setup: AdaptationSetup, session: str) -> None:
-        self.setup = setup
+    def __init__(self, setup: AdaptationSetup, model: TorchModel) -> None:
+        self.setup, self._model = setup, model
         self.on_update: Callable[[], object] | None = None  # called on the update thread
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "adaptation", _lower_priority)
         self._pending: set[Future[None]] = set()
         self._generation = 0  # queued updates of an earlier generation are dropped
-        self.start(session)
+
+    def copy(self) -> "StreamAdapter":
+        """Another adapter with the same set-up, for another stream."""
+        return StreamAdapter(self.setup, self._model)
+
+    def check_session(self, session: str) -> None:
+        """A session new to the model starts with the layer of the nearest known one."""
+        if not is_safe_name(session):
+            known = ", ".join(self._model.layout.sessions)
+            raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
 
     def start(self, session: str) -> None:
         """Start another session."""
@@ -102,13 +116,17 @@ class StreamAdapter:
             self._error: str | None = None
             self.state = self._initial if state is None else state
 
-    def model(self, base: Model, state: SessionState) -> Model:
-        """Return the model for a sentence decoded with this state, as session 0."""
-        layer = self.setup.adapter.layer(state)
-        return single_session_model(base, state.session, layer.weight, layer.bias)
+    def start_model(self, statistics: Statistics | None, rolling: bool) -> TorchState:
+        """State of the model with the newest layer before the first bin of a sentence."""
+        state, layer = self.state, self.setup.adapter.layer(self.state)
+        base = self._model.rolling if rolling else self._model.model
+        model = single_session_model(base, state.session, layer.weight, layer.bias)
+        return start_stream(model, 0, batch_statistics(statistics, self._model.device))
 
-    def submit(self, sentence: DecodedSentence) -> None:
+    def submit(self, state: TorchState, bins: np.ndarray, best: Hypothesis) -> None:
         """Queue an update for a finished sentence."""
+        values = torch.from_numpy(bins).to(self._model.device)
+        sentence = DecodedSentence(state.model, values, state.statistics, best)
         with self._lock:
             if self._error is not None:  # under the lock, because the stream may be closed concurrently
                 return
@@ -211,18 +229,18 @@ def make_setup(
     return AdaptationSetup(adapter, uses_words, measure_confidence(adapter, store, progress) if store else {})
 
 
-def load_setup(
-    path: str | Path,
-    model: Model,
-    uses_words: bool,
-    data: str | Path | Store | None = None,
-    progress: Progress | None = None,
-) -> AdaptationSetup:
-    """Set up adaptation for a run: with the augmentation of its training, and its own store unless `data` is given."""
-    run = Run(Path(path))
+def load_adapter(
+    path: str | Path, decoder: Decoder, data: str | Path | Store | None = None, progress: Progress | None = None
+) -> StreamAdapter:
+    """Adapter for a run: with the augmentation of its training, and its own store unless `data` is given."""
+    model = decoder.model
+    assert isinstance(model, TorchModel)
+    run = Run(split_parent(str(path))[0])
     tree = run.recipe_tree().get("augment", {}) if run.recipe_file.is_file() else {}  # a model folder has no recipe
     augmentation = parse_settings(AugmentationConfig, tree, str(run.recipe_file))
-    return make_setup(model, Adaptation(), augmentation, uses_words, _known_store(run, model, data), progress)
+    store = _known_store(run, model.model, data)
+    setup = make_setup(model.model, Adaptation(), augmentation, decoder.decodes_words, store, progress)
+    return StreamAdapter(setup, model)
 
 
 def _known_store(run: Run, model: Model, data: str | Path | Store | None) -> Store | None:

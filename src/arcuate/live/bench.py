@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from arcuate.data.trial import BIN_MS, BIN_SECONDS
+from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.decoding.stream import SentenceStream
+from arcuate.decoding.options import DecoderOptions
 from arcuate.evaluation.metrics import Score, score_text, total, words_per_minute
-from arcuate.live.config import DecoderOptions
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.sources.replay import ReplayTrials, open_replay
 from arcuate.progress import Progress, resource_usage
@@ -97,18 +97,16 @@ def bench_live(
     seconds: float = 60.0,
     real_time: bool = True,
     split: str = "val",
-    **options: Unpack[DecoderOptions],
+    options: DecoderOptions = DecoderOptions(),
+    progress: Progress | None = None,
 ) -> LiveBenchmark:
-    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording.
-
-    `options` are those of `StreamingDecoder.load`.
-    """
+    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording."""
     run = find_model(run)
-    decoder = load_decoder(run, **options)
-    trials = open_replay(run, decoder, options.get("data"), split, options.get("session"))
-    timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, options.get("progress"))
+    decoder = load_decoder(run, options, progress=progress)
+    trials = open_replay(run, decoder, options.data, split, options.session)
+    timings = time_stream(decoder, replay_sentences(decoder, trials), seconds, real_time, progress)
     decoder.wait_for_adaptation()
-    search = decoder.engine.search
+    search = decoder.word_search
     return LiveBenchmark(
         timings,
         deadline_ms=float(BIN_MS * decoder.layout.stride),
@@ -167,7 +165,7 @@ class FrameTimings:
 
 
 def time_stream(
-    decoder: SentenceStream,
+    decoder: Decoder,
     sentences: Iterator[Sentence],
     seconds: float,
     real_time: bool = True,
@@ -203,7 +201,7 @@ def time_stream(
     return timings
 
 
-def push_bin(decoder: SentenceStream, row: np.ndarray, timings: FrameTimings) -> None:
+def push_bin(decoder: Decoder, row: np.ndarray, timings: FrameTimings) -> None:
     """Push one bin and record the time if it completes a frame."""
     before = _resource_usage()
     clock, cpu_clock = time.perf_counter(), time.thread_time()
@@ -253,7 +251,7 @@ def wait_until(due: float) -> bool:
     return left < -BIN_SECONDS
 
 
-def replay_sentences(decoder: SentenceStream, replay: ReplayTrials) -> Iterator[Sentence]:
+def replay_sentences(decoder: Decoder, replay: ReplayTrials) -> Iterator[Sentence]:
     """Trials of a store in an endless loop."""
     while True:
         for info in replay.trials:

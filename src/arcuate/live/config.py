@@ -1,28 +1,10 @@
-"""Settings of a live session: the decoder, endpointing, faults in the input, limits on clients, and the gate."""
+"""Settings of a live session: endpointing, faults in the input, limits on clients, and the gate."""
 
-from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 from pydantic import Field
 
 from arcuate.config import Settings
-from arcuate.decoding.config import DecodingConfig
-from arcuate.progress import Progress
-
-
-class DecoderOptions(TypedDict, total=False):
-    """Options of `StreamingDecoder.load` that `serve` and `bench_live` pass on; their defaults are there."""
-
-    lm: str | None
-    lexicon: str
-    decoding: DecodingConfig | str | Path | None
-    beam: int | None
-    session: str | None
-    llm: str | Path | None
-    head: str | None
-    adapt: bool
-    data: str | Path | None
-    progress: Progress | None
 
 
 class Endpoints(Settings):

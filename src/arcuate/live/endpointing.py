@@ -13,8 +13,8 @@ import numpy as np
 from arcuate.data.alphabet import BLANK, token_names
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import BIN_SECONDS
-from arcuate.decoding.hypothesis import Hypothesis, word_alternatives
-from arcuate.decoding.stream import Partial, SentenceStream
+from arcuate.decoding.decoder import Decoder
+from arcuate.decoding.hypothesis import Hypothesis, Partial, word_alternatives
 from arcuate.evaluation.metrics import align_words
 from arcuate.evaluation.unlabelled import ErrorReference, TrialEvidence, estimate_error, measure_trial
 from arcuate.live.config import LiveSettings
@@ -36,7 +36,7 @@ class Endpointer:
 
     def __init__(
         self,
-        decoder: SentenceStream,
+        decoder: Decoder,
         settings: LiveSettings,
         emit: Callable[[Event], None],
         on_decoded: Callable[[np.ndarray, np.ndarray], None] | None = None,
@@ -192,17 +192,13 @@ class Endpointer:
             return
         self._last_partial = current
         text = {"words": list(partial.words), "n_settled": partial.n_settled, "n_frames": partial.n_frames}
-        event: Event = {"type": "partial", **text}
-        if self.decoder.decodes_words and len(partial.words) > partial.n_settled:
-            nbest = self.decoder.partial_nbest(self.settings.alternatives)
-            event["alternatives"] = _alternatives(partial.words, nbest)
-        self.emit(event)
+        self.emit({"type": "partial", **text})
 
     def _finish(self, cut: bool = False) -> None:
         """End the sentence: emit its final text, or open the gate if it is the start phrase."""
         n_bins, phrase = self.decoder.n_bins, self.settings.start.phrase
         if self.error_reference is not None and self.is_open and not cut:
-            self._evidence.append(measure_trial(self.decoder.log_probs()))
+            self._evidence.append(measure_trial(self.decoder.sentence_log_probs()))
         nbest = self.decoder.finish_nbest(self.settings.alternatives, adapt=self.is_open and not cut)
         if self.is_open:
             self.n_sentences += 1

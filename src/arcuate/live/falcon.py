@@ -19,9 +19,10 @@ from arcuate.data.alphabet import FULL_STOP, SPACE, token_names
 from arcuate.data.trial import days_between, nearest_session, session_date
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.load import load
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict
-from arcuate.live.decoder import StreamingDecoder
 from arcuate.run import open_run
 
 _PHASES = ("minival", "test")
@@ -68,7 +69,8 @@ def make_falcon_decoder(
     Without `lm` the most probable characters are returned; with one, words over a spelled lexicon.
     """
     config, _, interface = _import_falcon()
-    decoder = StreamingDecoder.load(run, lm=lm, lexicon=lexicon, decoding=decoding, checkpoint=checkpoint)
+    options = SearchOptions(lm=lm or "none", lexicon=lexicon, config=decoding)
+    decoder = load(f"{run}@{checkpoint}", options)
     task = config.FalconConfig(config.FalconTask.h2)
 
     class FalconDecoder(interface.BCIDecoder):  # type: ignore[name-defined]

@@ -1,55 +1,92 @@
-"""`load_decoder`: a stream from a run folder or from an exported model. An exported model is loaded without torch."""
+"""`load_decoder`: what `arcuate live` decodes with; a run may adapt online and rescore its sentences."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING
 
-from arcuate.decoding.stream import SentenceStream
+import numpy as np
+
+from arcuate.decoding.decoder import Decoder
+from arcuate.decoding.hypothesis import Hypothesis
+from arcuate.decoding.load import load
+from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
 from arcuate.exported.archive import is_export
 from arcuate.hub import local_path
-from arcuate.live.config import DecoderOptions
-from arcuate.progress import logger
+from arcuate.progress import Progress
 from arcuate.run import open_run
 
-_NOT_EXPORTED = {
-    "adapt": "--adapt needs gradients",
-    "llm": "--llm needs a causal language model",
-    "lexicon": "--lexicon is fixed when the model is exported",
-    "lm": "--lm is fixed when the model is exported",
-    "decoding": "--config is fixed when the model is exported",
-}
+if TYPE_CHECKING:
+    from arcuate.evaluation.causal import CausalModel
+
+_CACHED_ROWS = 1 << 25  # of the lookahead, 12 bytes each: no frame of a run is late because of them
 
 
-def load_decoder(path: str | Path, **options: Unpack[DecoderOptions]) -> SentenceStream:
-    """Load what `arcuate live` decodes with; `options` are those of `StreamingDecoder.load`."""
+@dataclass(frozen=True, eq=False)
+class CausalRescorer:
+    """Rescores n-best lists at the end of a sentence with a causal language model."""
+
+    model: "CausalModel"
+    alpha: float = 0.5  # weight of the causal model against the n-gram
+    n_best: int = 20
+
+    def __call__(self, n_best: Sequence[Hypothesis], lm_weight: float) -> list[Hypothesis]:
+        """Sort hypotheses by their new total, best first, with the causal model's score as `llm`."""
+        from arcuate.evaluation.causal import score_sentences
+        from arcuate.evaluation.rescore import ScoreWeights
+
+        causal = score_sentences(self.model, [hypothesis.text or "" for hypothesis in n_best])
+        acoustic = np.array([h.scores["acoustic"] + h.scores["bonus"] for h in n_best])
+        ngram = np.array([h.scores["lm"] for h in n_best])
+        weights = ScoreWeights(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
+        totals = weights.interpolate(acoustic, ngram, causal)
+        scored = [
+            replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(total))
+            for hypothesis, llm, total in zip(n_best, causal, totals, strict=True)
+        ]
+        order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
+        return [scored[i] for i in order]
+
+
+def load_decoder(
+    path: str | Path, options: DecoderOptions, warm: bool = True, progress: Progress | None = None
+) -> Decoder:
+    """Load a run or an exported model for streaming.
+
+    With `options.adapt` the session layer may be updated after each sentence, and the session may be new to the model.
+    Drift is measured against the known sessions of `options.data` (default: the run's own store); their trials are
+    decoded first, which `progress` reports.
+    """
     path = local_path(path)
     if is_export(path):
-        return _load_exported(Path(path), options)
-    import torch
+        for name, is_given in (("adapt", options.adapt), ("llm", options.llm is not None)):
+            if is_given:
+                raise UserError(f"{path} is an exported model, which {name} cannot use; pass the run folder instead")
+        decoder, adapter = load(path, options), None
+    else:
+        import torch
 
-    from arcuate.live.decoder import StreamingDecoder
+        torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
+        decoder, adapter = load(path, options), None
+        decoder.check_causal()
+        if options.adapt:
+            from arcuate.live.adaptation import load_adapter
 
-    torch.set_num_threads(1)  # one stream is bound by memory bandwidth; other cores serve the page
-    return StreamingDecoder.load(path, **options)
+            adapter = load_adapter(path, decoder, options.data, progress)
+    if options.llm is not None and not decoder.decodes_words:
+        raise UserError("rescoring needs words; choose a language model")
+    rescorer = None
+    if options.llm is not None:
+        from arcuate.evaluation.causal import load_causal
+
+        rescorer = CausalRescorer(load_causal(options.llm))
+    if warm:
+        decoder.warm_up(*() if is_export(path) else (_CACHED_ROWS,))
+    return Decoder(decoder.model, decoder.search, options.session, adapter=adapter, rescorer=rescorer)
 
 
 def find_model(path: str | Path) -> Path:
     """The folder of a run, or the exported file."""
     path = local_path(path)
     return path if is_export(path) else open_run(path).path
-
-
-def _load_exported(path: Path, options: DecoderOptions) -> SentenceStream:
-    from arcuate.runtime import Decoder
-
-    defaults: dict[str, Any] = {"lexicon": "default", "lm": "default"}
-    for name, problem in _NOT_EXPORTED.items():
-        if options.get(name) not in (None, False, defaults.get(name)):
-            raise UserError(f"{path} is an exported model, and {problem}; pass the run folder instead")
-    words = options.get("lm", "default") is not None
-    decoder = Decoder.load(
-        path, words=words, beam=options.get("beam"), head=options.get("head"), session=options.get("session")
-    )
-    if words and not decoder.decodes_words:
-        logger.info(f"{path} has no language model; decoding phonemes")
-    return decoder

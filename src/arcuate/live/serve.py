@@ -12,23 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
+from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.exported.archive import is_export
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
-from arcuate.live.config import DecoderOptions, LiveSettings
+from arcuate.live.config import LiveSettings
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.plugins import component_names, has_component, load_component, trust_code
-from arcuate.progress import logger
+from arcuate.progress import Progress, logger
 from arcuate.run import Run
 
 if TYPE_CHECKING:
@@ -121,22 +122,22 @@ def prepare_server(
     phrase: str | None = None,
     stream: str | None = None,
     redis: str = "redis://127.0.0.1:6379",
-    **options: Unpack[DecoderOptions],
+    options: DecoderOptions = DecoderOptions(),
+    progress: Progress | None = None,
 ) -> PreparedServer:
     """Check all options, then load model, language model and source.
 
-    Options are those of `arcuate live`, including those of `StreamingDecoder.load`. A replay is normalised by the
+    Options are those of `arcuate live`. A replay is normalised by the
     running statistics of the stream, like bins from a rig; with `stored_statistics` by those of offline evaluation.
     """
     folder = None if record is None else Path(record)
-    data, session = options.get("data"), options.get("session")
-    adapts = options.get("adapt", False)
-    _check_source(source, "lm" in options and options["lm"] is None, adapts, options.get("head"))
+    data, session = options.data, options.session
+    _check_source(source, options.lm == "none", options.adapt, options.head)
     for option, is_set in (("--stored-statistics", stored_statistics), ("--continuous", continuous)):
         if is_set and source != "replay":
             raise UserError(f"{option} applies to stored trials; remove it, or use --source replay")
     if source == "redis-logits":
-        options["head"] = "ctc"
+        options = options.model_copy(update={"head": "ctc"})
     _check_recording(folder, record_session)
     custom = None if source in _SOURCES else _load_custom_source(source)
     run = find_model(run)
@@ -144,18 +145,18 @@ def prepare_server(
     settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
     access = make_access(host, token, send_token)
     listener = bind(host, port)
+    from arcuate.adaptation.known_sessions import log_missing_reference
+    from arcuate.live.adaptation import StreamAdapter
     from arcuate.live.server import LiveServer
     from arcuate.live.sources.replay import open_replay, seed_statistics
 
-    decoder = load_decoder(run, **options)
+    decoder = load_decoder(run, options, progress=progress)
     replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
     if replay is not None:
         replay = dataclasses.replace(replay, stored_statistics=stored_statistics)
     if source != "redis-logits" and not stored_statistics:
         seed_statistics(run, decoder, data)
-    if decoder.adapter is not None and not decoder.engine.adaptation.known:
-        from arcuate.adaptation.known_sessions import log_missing_reference
-
+    if isinstance(adapter := decoder.adapter, StreamAdapter) and not adapter.setup.known:
         log_missing_reference()
     recorder = None
     if folder is not None:
@@ -163,7 +164,7 @@ def prepare_server(
             decoder.reset(nearest_session(record_session, decoder.sessions))
         recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
     make_source = lambda live: _make_source(source, live, custom, replay, speed, stream, redis)
-    reference = None if is_export(run) or adapts else read_reference(Run(run))
+    reference = None if is_export(run) or options.adapt else read_reference(Run(run))
     floor = None if is_export(run) else read_floor(Run(run), split)
     live = LiveServer(decoder, settings, access, make_source, recorder, reference, floor)
     return PreparedServer(live, listener)

@@ -15,7 +15,7 @@ from arcuate.data.alphabet import BLANK, encode, token_groups, token_unit
 from arcuate.data.electrodes import list_arrays, list_features
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session
-from arcuate.decoding.stream import SentenceStream
+from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import FloorRates
 from arcuate.evaluation.unlabelled import ErrorReference
@@ -50,7 +50,7 @@ class LiveServer:
 
     def __init__(
         self,
-        decoder: SentenceStream,
+        decoder: Decoder,
         settings: LiveSettings,
         access: Access,
         make_source: MakeSource,
@@ -251,10 +251,10 @@ async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
 
 
 def page_info(
-    decoder: SentenceStream, source: Source | None, settings: LiveSettings, floor: FloorRates | None = None
+    decoder: Decoder, source: Source | None, settings: LiveSettings, floor: FloorRates | None = None
 ) -> dict[str, Any]:
     """Description of the model and of the trials to replay, fetched once by the page."""
-    engine, delay, sessions = decoder.engine, decoder.delay, decoder.sessions
+    words, delay, sessions = decoder.word_search, decoder.delay, decoder.sessions
     has_bins = not isinstance(source, RedisLogits)
     return {
         "n_channels": decoder.n_channels,
@@ -266,9 +266,9 @@ def page_info(
         "session": decoder.session,
         "frame_ms": BIN_MS * decoder.layout.stride,
         "delay_ms": {**{k.removesuffix("_ms"): v for k, v in vars(delay).items()}, "total": delay.total_ms},
-        "head": engine.head,
+        "head": decoder.head,
         "words": decoder.decodes_words,
-        "n_words": len(engine.search.words) if engine.search else 0,
+        "n_words": len(words.words) if words else 0,
         "phrase": settings.start.phrase is not None,
         "simulated": isinstance(source, Replay) and source.trials.store.simulated,
         "floor": None if floor is None else vars(floor),

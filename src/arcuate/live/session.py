@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arcuate.data.trial import BIN_MS
-from arcuate.decoding.stream import SentenceStream
+from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import align_words
 from arcuate.evaluation.unlabelled import ErrorReference
@@ -48,7 +48,7 @@ class LiveSession:
 
     def __init__(
         self,
-        decoder: SentenceStream,
+        decoder: Decoder,
         settings: LiveSettings,
         publish: Publish,
         recorder: Recorder | None = None,

@@ -1,8 +1,9 @@
 """`Frames`, `Layout` and `Head`: what decoding knows of a model, without the model. Importing it needs only NumPy."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 
@@ -44,11 +45,16 @@ class ModelDelay:
 
     smoothing_ms: float  # future bins used by smoothing
     patch_ms: float  # longest wait of a bin until its stride is complete
-    encoder_ms: float  # frames held back by the encoder
+    encoder_ms: float  # frames held back by the encoder; infinite for a bidirectional one
 
     @property
     def total_ms(self) -> float:
         return self.smoothing_ms + self.patch_ms + self.encoder_ms
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether frames are complete before the end of a trial, so that the model can stream."""
+        return math.isfinite(self.encoder_ms)
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,16 @@ class Layout:
         return -1 if found is None else self.classes.index(found)
 
 
-def check_head(name: str) -> Head:
+@overload
+def check_head(name: str) -> Head: ...
+
+
+@overload
+def check_head(name: str | None) -> Head | None: ...
+
+
+def check_head(name: str | None) -> Head | None:
     """Return the name of a head, or raise UserError."""
-    if name not in HEAD_NAMES:
+    if name is not None and name not in HEAD_NAMES:
         raise UserError(f"--head {name!r} is unknown; choose {', '.join(HEAD_NAMES)}")
     return name

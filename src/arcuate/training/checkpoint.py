@@ -96,6 +96,7 @@ class SavedState(Settings):
     scaler: dict[str, int | float]
     file_sizes: FileSizes
     recipe_hash: str | None  # hash of recipe.yaml
+    head: Literal["ctc", "both"]  # heads that were trained, with which the checkpoint is decoded by default
     files: dict[str, str]  # checksums of the other files
 
 

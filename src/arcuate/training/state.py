@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -252,8 +252,16 @@ class TrainingState:
             "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
             "scaler": self._fp16_scaler.state_dict(),
             "recipe_hash": self.recipe_hash,
+            "head": self._trained_head,
             "file_sizes": {name: file.stat().st_size for name, file in self._row_files.items()},
         }
+
+    @property
+    def _trained_head(self) -> Literal["ctc", "both"]:
+        """The heads whose losses have had a weight so far, with which decoding uses a checkpoint by default."""
+        recipe, started = self.recipe, self.progress.index + (self.step > self.progress.began)
+        trained = transducer_was_trained(recipe.loss, recipe.stages, started)
+        return "both" if recipe.transducer.enabled and trained else "ctc"
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the complete state of a checkpoint."""

@@ -5,16 +5,17 @@ a complete trial is one `step`. One frame is computed in `kernel.py` (recurrence
 pruning), with the tables of `lookahead.py`; `nbest.py` traces the result.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
-from arcuate.decoding.class_order import check_log_probs
+from arcuate.decoding.class_order import ClassOrder, check_log_probs
 from arcuate.decoding.compiled import Backpointers
-from arcuate.decoding.hypothesis import Hypothesis, WordTime
+from arcuate.decoding.config import DecodingConfig
+from arcuate.decoding.hypothesis import GreedyState, Hypothesis, Partial, WordTime
 from arcuate.decoding.word_search.beam import (
     BACKPOINTER,
     BEAM_ENTRY,
@@ -31,9 +32,7 @@ from arcuate.decoding.word_search.nbest import best_paths, compact, final_hypoth
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
-
-if TYPE_CHECKING:  # imports pydantic, which the runtime of exported models does not need
-    from arcuate.decoding.config import DecodingConfig
+from arcuate.models.layout import Frames, Head
 
 _LM_CACHE_SIZE = 1 << 15
 _MAX_BACKPOINTERS = 1 << 17  # unreachable back-pointers are removed before a buffer grows beyond this
@@ -50,8 +49,9 @@ class WordState:
 
     beam: np.ndarray  # (n,) BEAM_ENTRY
     backpointers: Backpointers
+    greedy: GreedyState = field(default_factory=GreedyState)
     n_frames: int = 0
-    generation: int = 0  # generation of the lookahead cache that the beam points into
+    generation: int = -1  # generation of the lookahead cache that the beam points into
 
 
 @dataclass(eq=False)
@@ -62,6 +62,7 @@ class _Workspace:
     candidates: Candidates
     generation: int = 0
     warm_up_rows: int = 0  # cache capacity made by warm_up
+    lock: threading.Lock = field(default_factory=threading.Lock)  # streams share one workspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +72,23 @@ class WordSearch:
     tree: Tree
     lexicon: Lexicon
     model: LanguageModel
+    order: ClassOrder  # maps the classes of the model to those of the lexicon
     boundary: int  # class of the silence between words, or -1
-    settings: "DecodingConfig" = field(default_factory=lambda: _default_settings())
+    settings: DecodingConfig = field(default_factory=DecodingConfig)
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
     merge_histories: bool = True  # recombine hypotheses with the same n-gram state; n-best lists contain all of them
     workspace: _Workspace = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workspace", _Workspace(self._models(), self._make_candidates(1 << 13)))
+
+    @property
+    def word_search(self) -> "WordSearch":
+        return self
+
+    @property
+    def head(self) -> Head:
+        return "ctc"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -105,7 +115,7 @@ class WordSearch:
         )
         return SearchModels(self.tree, self.model.arrays, lookahead, cache)
 
-    def with_settings(self, settings: "DecodingConfig") -> "WordSearch":
+    def with_settings(self, settings: DecodingConfig) -> "WordSearch":
         """The same lexicon and n-gram with other settings."""
         return replace(self, settings=settings)
 
@@ -132,27 +142,29 @@ class WordSearch:
             lookahead=cache_likely_contexts(workspace.models.lookahead, self.model.arrays, self.tree, max_rows)
         )
         workspace.warm_up_rows = len(workspace.models.lookahead.row_nodes)
-        uniform = np.full((4, len(self.classes)), -np.log(len(self.classes)), np.float32)
-        state = self.step(self.start(), uniform)
-        self.partial(state), self.n_settled(state)
+        n_classes = len(self.order.model_classes)
+        state = self.step(self.start(), Frames(np.full((4, n_classes), -np.log(n_classes), np.float32)))
+        self.partial(state)
         self.finish(state, n_best=2)
 
-    def search(self, log_probs: np.ndarray, n_best: int = 1) -> list[Hypothesis]:
-        """Decode a complete trial (F, V)."""
-        return self.finish(self.step(self.start(), log_probs), n_best)
+    def search(self, frames: Frames, n_best: int = 1) -> list[Hypothesis]:
+        """Decode a complete trial."""
+        return self.finish(self.step(self.start(), frames), n_best)
 
     def start(self) -> WordState:
         beam = np.zeros(1, BEAM_ENTRY)
         beam["log_token"], beam["last_token"], beam["first_frame"] = -np.inf, -1, -1
         beam["backpointer"], beam["pending_word"], beam["row"] = -1, -1, -1
         beam["lm_state"] = self.model.start
-        return WordState(beam, Backpointers.empty(BACKPOINTER, 1 << 12), generation=-1)
+        return WordState(beam, Backpointers.empty(BACKPOINTER, 1 << 12))
 
-    def step(self, state: WordState, log_probs: np.ndarray) -> WordState:
-        """Advance the state over further frames: (F, V) natural-log probabilities."""
-        frames = check_log_probs(log_probs, self.classes).copy()
-        frames[:, BLANK] -= self.settings.blank_penalty
-        return self._run(state, frames)
+    def step(self, state: WordState, frames: Frames) -> WordState:
+        """Advance the state over further frames."""
+        log_probs = check_log_probs(frames.log_probs, self.order.model_classes)
+        ordered = self.order(log_probs).copy()
+        ordered[:, BLANK] -= self.settings.blank_penalty
+        with self.workspace.lock:
+            return replace(self._run(state, ordered), greedy=state.greedy.extend(log_probs))
 
     def _run(self, state: WordState, frames: np.ndarray) -> WordState:
         """Advance over frames; a frame with too many candidates is repeated with half the threshold, and so on.
@@ -185,7 +197,7 @@ class WordSearch:
                 beam, backpointers = _make_room(beam, backpointers, 3 * int(workspace.candidates.counts[0]))
             elif status == LOOKAHEAD_FULL:
                 self._grow_lookahead()
-        return WordState(beam, backpointers, state.n_frames + done, workspace.generation)
+        return WordState(beam, backpointers, state.greedy, state.n_frames + done, workspace.generation)
 
     def _narrowed_weights(self, halvings: int) -> SearchWeights:
         weights = self.weights
@@ -211,21 +223,17 @@ class WordSearch:
             self._grow_lookahead()
         return beam
 
-    def partial(self, state: WordState) -> list[str]:
-        """Complete words of the best hypothesis so far."""
+    def partial(self, state: WordState) -> Partial:
+        """Complete words of the best hypothesis so far; those that all hypotheses share can no longer change."""
         if not len(state.beam):
-            return []
+            return Partial((), state.greedy.tokens)
         acoustic = np.maximum(state.beam["log_blank"], state.beam["log_token"])
         language = self.settings.lm_weight * (state.beam["lm"] + state.beam["lookahead"]) + state.beam["bonus"]
         best = int(np.argmax(acoustic + language))
         rows = trace_words(state.backpointers.rows, state.beam["backpointer"][best])
-        return [self.words[w] for w in state.backpointers.rows["word"][rows]]
-
-    def n_settled(self, state: WordState) -> int:
-        """Number of leading words that all hypotheses share; no later frame can change them."""
-        if not len(state.beam):
-            return 0
-        return int(n_common_words(state.backpointers.rows, state.beam["backpointer"]))
+        words = tuple(self.words[w] for w in state.backpointers.rows["word"][rows])
+        n_settled = int(n_common_words(state.backpointers.rows, state.beam["backpointer"]))
+        return Partial(words, state.greedy.tokens, n_settled)
 
     def finish(self, state: WordState, n_best: int = 1) -> list[Hypothesis]:
         """N-best list of all frames so far, including the end-of-sentence probability.
@@ -241,7 +249,7 @@ class WordSearch:
         total, lm, bonus = (float(x) for x in scores)
         words = state.backpointers.rows[rows]
         return Hypothesis(
-            (),
+            state.greedy.tokens,
             {"acoustic": total - self.settings.lm_weight * lm - bonus, "lm": lm, "bonus": bonus},
             tuple(self.words[w] for w in words["word"]),
             tuple(WordTime(int(a), int(b)) for a, b in zip(words["first_frame"], words["last_frame"], strict=True)),
@@ -258,48 +266,20 @@ def _make_room(beam: np.ndarray, backpointers: Backpointers, n_more: int) -> tup
     return beam, Backpointers(rows, [n], n).reserve(n_more)
 
 
-def restore_state(search: WordSearch, beam: np.ndarray, rows: np.ndarray, n_frames: int) -> WordState:
-    """A state from its stored beam and back-pointers; ValueError if they do not belong to this search.
-
-    Compiled code does not check indices, so every one of them is checked here.
-    """
-    n_nodes, n_words, n_rows = len(search.tree.parents), len(search.words), len(rows)
-    if beam.dtype != BEAM_ENTRY or rows.dtype != BACKPOINTER or beam.ndim != 1 or rows.ndim != 1:
-        raise ValueError("its beam has a different layout")
-    limits = {
-        "node": (0, n_nodes),
-        "lm_state": (0, len(search.model.arrays.backoffs)),
-        "backpointer": (-1, n_rows),
-        "pending_word": (-1, n_words),
-        "last_token": (-1, len(search.classes)),
-    }
-    if any(((beam[name] < low) | (beam[name] >= high)).any() for name, (low, high) in limits.items()):
-        raise ValueError("its beam is inconsistent")
-    earlier = np.arange(n_rows)
-    links = [rows["previous"], rows["alternative"]]
-    if any(((link < -1) | (link >= earlier)).any() for link in links) or (rows["word"] >= n_words).any():
-        raise ValueError("its back-pointers are inconsistent")
-    return WordState(beam, Backpointers(rows, [n_rows], n_rows), n_frames, generation=-1)
-
-
-def _default_settings() -> "DecodingConfig":
-    from arcuate.decoding.config import DecodingConfig
-
-    return DecodingConfig()
-
-
 def build_word_search(
     lexicon: Lexicon,
     model: LanguageModel,
-    settings: "DecodingConfig | None" = None,
+    settings: DecodingConfig | None = None,
     *,
+    order: ClassOrder | None = None,
     boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
     merge_histories: bool = True,
 ) -> WordSearch:
     """Build a search over the words of a lexicon. `weights` in nats favour some words (hot words, names).
 
-    Blank is class 0 and the boundary the last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
+    `order` maps the classes of the frames to those of the lexicon, if they differ. Blank is class 0 of the lexicon and
+    the boundary its last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
     that the n-gram does not contain are scored as its unknown word. `merge_histories=False` keeps hypotheses with the
     same n-gram state apart, so that the scores of all n-best entries are exact.
     """
@@ -318,7 +298,14 @@ def build_word_search(
         raise UserError(f"{absent[0]!r} has a weight but no pronunciation; add it to the lexicon first")
     tree = build_tree(lexicon.word_of, lexicon.tokens, lexicon.offsets, np.where(ids < 0, model.unk, ids), bonuses)
     return WordSearch(
-        tree, lexicon, model, boundary, settings or _default_settings(), oov_words, merge_histories=merge_histories
+        tree,
+        lexicon,
+        model,
+        order or ClassOrder(tuple(classes), tuple(classes), tuple(range(len(classes)))),
+        boundary,
+        settings or DecodingConfig(),
+        oov_words,
+        merge_histories=merge_histories,
     )
 
 
@@ -334,5 +321,5 @@ def with_words(
     longer = longer.with_words(word for word in words if word not in longer)
     known = {word: float(w) for word, w in zip(search.words, search.tree.word_bonuses, strict=True) if w}
     return build_word_search(
-        longer, search.model, search.settings, boundary=search.boundary, weights=known | dict(words)
+        longer, search.model, search.settings, order=search.order, boundary=search.boundary, weights=known | dict(words)
     ), longer

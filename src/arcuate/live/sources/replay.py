@@ -12,7 +12,7 @@ import numpy as np
 from arcuate.data.statistics import Statistics
 from arcuate.data.store import MANIFEST_FILE, Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS, nearest_session
-from arcuate.decoding.stream import SentenceStream
+from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
 from arcuate.exported.archive import is_export
 from arcuate.live.input import Chunk, End, Item, Mark, Source
@@ -43,9 +43,7 @@ class ReplayTrials:
         return Mark(info.id, info.session, info.text, self.statistics(info) if self.stored_statistics else None)
 
 
-def open_replay(
-    run: Path, decoder: SentenceStream, data: str | Path | None, split: str, session: str | None
-) -> ReplayTrials:
+def open_replay(run: Path, decoder: Decoder, data: str | Path | None, split: str, session: str | None) -> ReplayTrials:
     """Open the trials to replay; with adaptation in recording order, including sessions new to the model.
 
     `data` is a store, by default the one that the run was trained on.
@@ -67,21 +65,22 @@ def open_replay(
         return found
     from arcuate.adaptation.known_sessions import log_new_sessions
     from arcuate.evaluation.adapted import recording_order
+    from arcuate.models.acoustic import TorchModel
 
     trials = recording_order(found.trials, store.sessions)
-    log_new_sessions(store, decoder.engine.model, trials)
+    assert isinstance(decoder.model, TorchModel)
+    log_new_sessions(store, decoder.model.model, trials)
     return replace(found, trials=tuple(trials))
 
 
-def _trained_on(run: Path, decoder: SentenceStream) -> dict[str, Any]:
+def _trained_on(run: Path, decoder: Decoder) -> dict[str, Any]:
     """Training data of a model as recorded with it; empty if unknown."""
     if is_export(run):
-        found: dict[str, Any] = decoder.engine.file.trained_on
-        return found
+        return dict(getattr(decoder.model, "trained_on", {}))
     return Run(run).data() if Run(run).environment_file.is_file() else {}
 
 
-def seed_statistics(run: Path, decoder: SentenceStream, data: str | Path | None) -> None:
+def seed_statistics(run: Path, decoder: Decoder, data: str | Path | None) -> None:
     """Start the running statistics of a stream with those of recordings that existed before it.
 
     These are the last training block of the session in the store (`data`, by default the training data of the run), of
