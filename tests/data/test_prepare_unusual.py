@@ -135,7 +135,7 @@ def test_renamed_data_files_are_reported_and_ignored(
     expected.append("t15.2023.09.01/data_train.h5")
     rows = [row for row in table(tmp_path / "store") if row["reason"] == "unrecognised file"]
     assert [(row["trial"], row["action"]) for row in rows] == [(name, "ignored") for name in expected]
-    assert f"{SESSION}/data_val.h5" in printed.err and "data_val.hdf5" in printed.err
+    assert f"{SESSION}/data_val.h5" in printed.err and "not <session>/data_{train,val,test}.hdf5" in printed.err
 
 
 def test_renamed_files_of_the_24_layout_are_reported(tmp_path: Path) -> None:

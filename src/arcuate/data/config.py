@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from arcuate.config import PluginSettings, Settings, plugin_validator
+from arcuate.data.releases import RELEASES, Release
 
 
 class SessionBatching(Settings):
@@ -46,22 +47,6 @@ class StatisticsSpec:
     log: bool = False  # statistics of log(1 + x) instead of the bins
 
 
-@dataclass(frozen=True)
-class ReleaseSize:
-    """Size and alphabet of a public data set."""
-
-    n_channels: int
-    n_sessions: int
-    targets: Literal["phonemes", "characters"] = "phonemes"
-
-
-RELEASE_SIZES = {
-    "b2t24": ReleaseSize(256, 24),
-    "b2t25": ReleaseSize(512, 45),
-    "falcon-h2": ReleaseSize(192, 26, "characters"),
-}
-
-
 class DataConfig(Settings):
     """Selection and batching of trials."""
 
@@ -84,9 +69,9 @@ class DataConfig(Settings):
     )
 
     @property
-    def size(self) -> ReleaseSize:
-        """Size of the data set of the recipe, used for parameter counts; that of the '25 release without one."""
-        return RELEASE_SIZES[self.release or "b2t25"]
+    def size(self) -> Release:
+        """The data set of the recipe, whose size parameter counts refer to; the '25 release without one."""
+        return RELEASES[self.release or "b2t25"]
 
 
 # Augmentation, in the order of application; 0 disables an augmentation.

@@ -7,7 +7,7 @@ model, which is therefore part of the system's name.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from arcuate.data.trial import session_date
 
@@ -31,6 +31,7 @@ class Release:
     first: date  # session
     last: date
     arrays: tuple[str, ...] = ()  # in the order of the electrodes
+    targets: Literal["phonemes", "characters"] = "phonemes"
     without: Mapping[str, int] = field(default_factory=dict)  # split -> number of sessions without trials in it
 
     @property
@@ -87,6 +88,7 @@ RELEASES: dict[str, Release] = {
             trials={},
             first=date(2022, 5, 18),
             last=date(2023, 10, 9),
+            targets="characters",
         ),
     )
 }

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from arcuate.data.alphabet import BLANK, check_alphabet
 from arcuate.data.quality import NON_FINITE, Leakage, hash_bins, hash_trial
@@ -76,6 +76,22 @@ class Manifest(BaseModel):
     statistics: dict[str, str]  # session -> hash of its file of statistics
     trials: tuple[TrialInfo, ...]  # those of a session in the order of its bins
 
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Manifest":
+        n_classes = len(check_alphabet(self.classes))
+        if not all(is_safe_name(name) for name in (self.layout, *self.statistics)):
+            raise ValueError("the layout or a session has an invalid name")
+        if {info.session for info in self.trials} != set(self.statistics):
+            raise ValueError("the sessions are not those of the trials")
+        for info in self.trials:
+            if info.id != trial_id(info.session, info.split, info.number):
+                raise ValueError(f"trial {info.id!r} does not match its session, split and number")
+            if info.n_bins < 0 or any(not BLANK < token < n_classes for token in info.tokens or ()):
+                raise ValueError(f"trial {info.id!r} has a negative length or an invalid token")
+        if len({info.id for info in self.trials}) != len(self.trials):
+            raise ValueError("trial ids are not distinct")
+        return self
+
     def to_text(self) -> str:
         """The file: one line with format, version and the hash of all other lines, then one line per trial."""
         tree = self.model_dump(mode="json", exclude={"trials"})
@@ -92,13 +108,9 @@ class Store:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self.layout: Layout = manifest.layout
-        self.features = manifest.features
-        self.n_channels = manifest.n_channels
-        self.classes = manifest.classes
-        self.simulated = manifest.simulated
-        self.leakage = manifest.leakage
-        self.trials = manifest.trials
+        self.layout, self.features, self.simulated = manifest.layout, manifest.features, manifest.simulated
+        self.n_channels, self.classes = manifest.n_channels, manifest.classes
+        self.leakage, self.trials = manifest.leakage, manifest.trials
         self.sessions: tuple[str, ...] = tuple(manifest.statistics)
         self._statistics_hashes = manifest.statistics
         self._locations = _locate_trials(self.trials)
@@ -334,12 +346,8 @@ def _locate_trials(trials: Sequence[TrialInfo]) -> dict[str, tuple[int, int]]:
 
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_FILE
-    if not path.is_dir() and is_store(old_folder(path)):
-        raise UserError(
-            f"replacing {path} was interrupted; its previous content is in {old_folder(path)}; rename that folder or"
-            " prepare again"
-        )
     if not path.is_dir():
+        check_replaced(path)
         near = similar_folder(path, MANIFEST_FILE)
         remedy = f"did you mean {near}?" if near else f"create one with `arcuate prepare SOURCE {path}`"
         raise UserError(f"no store at {path}; {remedy}")
@@ -357,26 +365,18 @@ def _read_manifest(path: Path) -> Manifest:
             )
         if tree.pop("sha256", None) != _hash(content.partition(b"\n")[2]):
             raise UserError(f"{file} was changed after it was prepared; prepare the source again")
-        manifest = Manifest.model_validate(tree)
-        _check_consistency(manifest)
+        return Manifest.model_validate(tree)
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(file, error) from error
-    return manifest
 
 
-def _check_consistency(manifest: Manifest) -> None:
-    n_classes = len(check_alphabet(manifest.classes))
-    if not all(is_safe_name(name) for name in (manifest.layout, *manifest.statistics)):
-        raise ValueError("the layout or a session has an invalid name")
-    if {info.session for info in manifest.trials} != set(manifest.statistics):
-        raise ValueError("the sessions are not those of the trials")
-    for info in manifest.trials:
-        if info.id != trial_id(info.session, info.split, info.number):
-            raise ValueError(f"trial {info.id!r} does not match its session, split and number")
-        if info.n_bins < 0 or any(not BLANK < token < n_classes for token in info.tokens or ()):
-            raise ValueError(f"trial {info.id!r} has a negative length or an invalid token")
-    if len({info.id for info in manifest.trials}) != len(manifest.trials):
-        raise ValueError("trial ids are not distinct")
+def check_replaced(path: Path) -> None:
+    """Raise UserError if `path` is missing because replacing it was interrupted."""
+    old = old_folder(path)
+    if not path.exists() and is_store(old):
+        raise UserError(
+            f"replacing {path} was interrupted; its previous content is in {old}; rename or remove that folder"
+        )
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
@@ -385,10 +385,10 @@ def _check_files(path: Path, manifest: Manifest) -> None:
     for info in manifest.trials:
         n_bins[info.session] += info.n_bins
     for session in manifest.statistics:
-        for file in (session_path(path, session), statistics_path(path, session)):
-            if not file.is_file():
-                raise UserError(f"{file} is missing; copy the store again or prepare the source again")
         file = session_path(path, session)
+        for part in (file, statistics_path(path, session)):
+            if not part.is_file():
+                raise UserError(f"{part} is missing; copy the store again or prepare the source again")
         size, expected = file.stat().st_size, HEADER_BYTES + 4 * manifest.n_channels * n_bins[session]
         if size != expected:
             raise UserError(

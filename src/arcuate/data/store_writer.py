@@ -16,13 +16,14 @@ from arcuate.data.store import (
     QUALITY_FILE,
     Manifest,
     TrialInfo,
+    check_replaced,
     is_store,
     session_path,
     statistics_path,
 )
 from arcuate.data.trial import Layout, Trial
 from arcuate.errors import UserError
-from arcuate.files import locked_folder, old_folder, sync
+from arcuate.files import locked_folder, sync
 
 
 @contextmanager
@@ -42,11 +43,7 @@ def check_store_target(path: Path, force: bool) -> None:
     """Raise UserError unless `path` is free, or a store that `force` allows to replace."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{path} is a broken link; remove it or choose another folder")
-    if not path.exists() and is_store(old_folder(path)):
-        raise UserError(
-            f"replacing {path} was interrupted; its previous content is in {old_folder(path)}; rename or remove that"
-            " folder"
-        )
+    check_replaced(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not is_store(path):

@@ -15,6 +15,7 @@ import yaml
 
 from arcuate.config import parse_yaml
 from arcuate.data.alphabet import BLANK_NAMES, error_rate_name, token_unit
+from arcuate.data.releases import RELEASES
 from arcuate.errors import UserError, escape_controls
 from arcuate.evaluation.cite import cite
 from arcuate.exported.archive import CARD, is_export, open_archive
@@ -26,11 +27,6 @@ UNKNOWN_LICENCE = "unknown"  # Hugging Face's identifier for a licence that is n
 OWN_TEXT = "<!-- Generated up to this line; text below it is kept when the card is written again. -->"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,59}")
 _MAX_CARD_BYTES = 2_000_000
-_DATASETS = {  # layout: identifier, name
-    "b2t25": ("brain-to-text-25", "Brain-to-Text '25 (participant T15)"),
-    "b2t24": ("brain-to-text-24", "Brain-to-Text '24 (participant T12)"),
-    "falcon-h2": ("falcon-h2", "FALCON H2 (handwriting, participant T5)"),
-}
 _TASK = {"type": "automatic-speech-recognition", "name": "Brain-to-text (intracortical recordings)"}
 _INTENDED_USE = """\
 Research on speech neuroprostheses: decoding recordings of the same participant and electrode arrays that the model was
@@ -210,7 +206,9 @@ class _Facts:
             return f"simulated-{layout}", f"simulated recordings in the layout {layout}"
         if not layout:
             return "unknown", "not recorded"
-        return _DATASETS.get(layout, (layout, f"recordings of layout {layout}"))
+        if release := RELEASES.get(layout):
+            return release.identifier, release.name
+        return layout, f"recordings of layout {layout}"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arcuate.data.releases import RELEASES
 from arcuate.run import Run, RunLike, open_run
 from arcuate.training.config import read_config
 
@@ -11,20 +12,6 @@ _SOFTWARE = (
     "The Arcuate developers. Arcuate: intracortical recordings of attempted speech to text, version {version}."
     " https://github.com/arcuate-bci/arcuate"
 )
-_DATA = {
-    "b2t25": (
-        "Card NS, Wairagkar M, Iacobacci C, et al. An accurate and rapidly calibrating speech neuroprosthesis."
-        " N Engl J Med 391:609–618 (2024). Data: doi:10.5061/dryad.dncjsxm85"
-    ),
-    "b2t24": (
-        "Willett FR, Kunz EM, Fan C, et al. A high-performance speech neuroprosthesis. Nature 620:1031–1036 (2023)."
-        " Data: doi:10.5061/dryad.x69p8czpq"
-    ),
-    "falcon-h2": (
-        "Karpowicz BM, Ye J, Fan C, et al. Few-shot Algorithms for Consistent Neural Decoding (FALCON) Benchmark."
-        " NeurIPS Datasets and Benchmarks (2024). Data: doi:10.48324/dandi.000950"
-    ),
-}
 _METHODS = {
     "ctc": "Graves A, Fernández S, Gomez F, Schmidhuber J. Connectionist temporal classification. ICML (2006).",
     "rnnt": "Graves A. Sequence transduction with recurrent neural networks. arXiv:1211.3711 (2012).",
@@ -69,8 +56,8 @@ def cite(run: RunLike) -> Citations:
     note = ""
     if simulated:
         note = "the run was trained on simulated data, so there is no data set to cite"
-    elif layout in _DATA:
-        references.append(Citation("data", _DATA[str(layout)]))
+    elif layout in RELEASES:
+        references.append(Citation("data", RELEASES[str(layout)].reference))
     else:
         note = f"no reference is known for data of layout {layout}; cite the data set that you prepared"
     return Citations(opened.name, (*references, *_method_references(opened)), note)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from arcuate.data.releases import RELEASES
 from arcuate.data.store import Store, is_store
 from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS, layout_of_session, session_order
@@ -25,7 +26,6 @@ from arcuate.run import WORDS_LABEL, Run, RunLike, open_run
 Format = Literal["b2t25", "b2t24"]
 _MAX_TRIALS = 100_000  # trials per session
 _MAX_TEXT_BYTES = 10_000_000
-_N_OFFICIAL: dict[str, int] = {"b2t25": 1450, "b2t24": 1200}  # rows of the held-out test set
 _TRIAL_ID = re.compile(rf"(?P<session>.+)/(?P<split>{'|'.join(SPLITS)})/(?P<number>\d{{1,9}})")
 _CSV = OutputKind(re.compile(rb"id,text\r?\n"), "submission.csv")
 
@@ -196,7 +196,7 @@ def count_empty(texts: Sequence[SubmittedText], allow_empty: bool) -> int:
 
 def check_count(format: Format, split: str, n: int) -> tuple[bool | None, str]:
     """Whether the number of rows is that of the official test set (None for any other split), and a message."""
-    official = _N_OFFICIAL[format]
+    official = RELEASES[format].trials["test"]
     if split != "test":
         return None, f"{n} rows of split {split}; the official server accepts the test split only"
     if n == official:

@@ -102,7 +102,8 @@ class NwbReader:
     def find_source(self, path: Path) -> Source:
         """All NWB files at or below `path`; every file may hold trials of every split."""
         paths = _list_files(path)
-        about = self._describe(paths)
+        about = _describe_first(paths)
+        mapping = self.mapping = self.mapping or about.mapping
         files: dict[str, SourceFile] = {}
         skipped: list[ReadResult] = []
         for file in paths:
@@ -115,27 +116,14 @@ class NwbReader:
                 else:
                     files[found.id] = found
         ordered = sorted(files.values(), key=lambda f: (session_order(f.session), SPLITS.index(f.split)))
-        self.mapping = about.mapping
         return Source(
             about.layout or self.layout,
             path,
             tuple(ordered),
-            classes=about.classes or ALPHABETS[about.mapping.targets],
-            mapping=about.mapping.model_dump(mode="json"),
+            classes=about.classes or ALPHABETS[mapping.targets],
+            mapping=mapping.model_dump(mode="json"),
             skipped=tuple(skipped),
         )
-
-    def _describe(self, paths: Sequence[Path]) -> "_About":
-        """What the first readable file says about all of them."""
-        problem = ""
-        for path in paths:
-            try:
-                about = call_watched(path, _describe, path)
-            except UnreadableFile as error:
-                problem = problem or f"{path}: {error}"
-                continue
-            return about if self.mapping is None else _About(self.mapping, about.classes, about.layout)
-        raise UserError(f"no NWB file can be read: {problem}")
 
     def _session(self, path: Path) -> str:
         if self._participant and (recorded := session_date(path.stem)):
@@ -168,6 +156,17 @@ def _list_files(path: Path) -> list[Path]:
     if not found:
         raise UserError(f"no .nwb file at {path}; give the folder of the recordings")
     return found
+
+
+def _describe_first(paths: Sequence[Path]) -> "_About":
+    """What the first readable file says about all of them."""
+    problem = ""
+    for path in paths:
+        try:
+            return call_watched(path, _describe, path)
+        except UnreadableFile as error:
+            problem = problem or f"{path}: {error}"
+    raise UserError(f"no NWB file can be read: {problem}")
 
 
 def _split_of_name(stem: str) -> Split | None:
@@ -280,63 +279,48 @@ class _Recording:
         if nwb.trials is None:
             raise ValueError("it has no trials table")
         self.mapping, self.file = mapping, file
-        self.table = nwb.trials.to_dataframe(exclude={"timeseries"})
         self.classes = _exported_notes(nwb)[0] or ALPHABETS[mapping.targets]
         self.budget = Budget(file.path.stat().st_size)
-        known = _list_series(nwb)
-        named = (*mapping.bins, *([mapping.mask] if mapping.mask else []))
-        if missing := [name for name in named if name not in known]:
-            raise ValueError(f"{missing[0]} is missing; its time series are {', '.join(known) or 'none'}")
-        self.series = [known[name].data for name in mapping.bins]
-        self.times = [_times(known[name], name) for name in mapping.bins]
-        if any(len(times) != len(self.times[0]) for times in self.times):
-            raise ValueError(f"the time series have different lengths: {sorted(map(len, self.times))}")
-        self.mask = np.asarray(known[mapping.mask].data[:], bool) if mapping.mask else None
-        if self.mask is not None and self.series and self.mask.shape != self.times[0].shape:
-            raise ValueError(f"{mapping.mask} has shape {self.mask.shape}, the bins {self.times[0].shape}")
-        units = nwb.units if not mapping.bins else None
-        self.spikes = [] if units is None else [np.sort(units.get_unit_spike_times(i)) for i in range(len(units))]
-        if not self.series and not self.spikes:
-            raise ValueError("it has no units, and the mapping names no time series in `bins`")
+        self._find_signals(nwb)
+        self.table = nwb.trials.to_dataframe(exclude={"timeseries"})
         self.bounds = self.table[["start_time", "stop_time"]].to_numpy(np.float64)
         if not np.isfinite(self.bounds).all():
             raise ValueError("the trials table has times that are not numbers")
+        self.texts = self._texts(mapping.text)
+        if "has_text" in self.table:
+            self.texts = [text if known else None for text, known in zip(self.texts, self.table.has_text, strict=True)]
+        self.corpora, self.modes = self._texts("corpus"), self._texts("mode")
+        self.blocks = [_to_integer(value) for value in self._column(mapping.block)]
+        self.numbers = [_to_integer(value) for value in self._column("number")]
+        self.labels = self._labels()
+        self.rows = self._rows()
 
     def read(self) -> Iterator[ReadResult]:
         """The trials of the split; a trial that cannot be read is reported."""
-        mapping, split = self.mapping, self.file.split
-        try:
-            texts, corpora, modes = (self._texts(name) for name in (mapping.text, "corpus", "mode"))
-            blocks, numbers = self._integers(mapping.block), self._integers("number")
-            stored = self._labels()
-            rows = self._rows()
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise UnreadableFile(summarise_error(error)) from error
+        session, split, space = self.file.session, self.file.split, self.mapping.space
         seen: set[int] = set()
-        for position, row in enumerate(rows):
-            stated = numbers[row]
+        for position, row in enumerate(self.rows):
+            stated, block, text = self.numbers[row], self.blocks[row], self.texts[row]
             number = position if stated is None or not 0 <= stated < 10**9 else stated
-            identity = trial_id(self.file.session, split, number)
+            identity = trial_id(session, split, number)
             if number in seen:
                 yield unreadable(identity, f"duplicate trial number {number}")
                 continue
             seen.add(number)
-            text = texts[row]
-            if text is not None and mapping.space != " ":
-                text = text.replace(mapping.space, " ").replace(FULL_STOP, ".")
+            if text is not None and space != " ":
+                text = text.replace(space, " ").replace(FULL_STOP, ".")
             try:
                 bins = self._read_bins(*self.bounds[row])
             except (OSError, ValueError, RuntimeError) as error:
                 yield unreadable(identity, summarise_error(error))
                 continue
-            label, problems = self._label(text, None if stored is None else stored[row], stored is not None)
-            if blocks[row] is None and mapping.block is not None:
+            label, problems = self._label(text, row)
+            if block is None and self.mapping.block is not None:
                 problems = (*problems, Problem("no block number", None, "block 0 is assumed", "note"))
-            trial = Trial(
-                *(self.file.session, split, number, blocks[row] or 0, bins, label, text),
-                *(corpora[row] or None, modes[row] or None),
+            corpus, mode = self.corpora[row] or None, self.modes[row] or None
+            yield ReadResult(
+                identity, Trial(session, split, number, block or 0, bins, label, text, corpus, mode), problems
             )
-            yield ReadResult(identity, trial, problems)
 
     # --- columns ----------------------------------------------------------------------------------------------
 
@@ -350,22 +334,12 @@ class _Recording:
         return list(self.table[name])
 
     def _texts(self, name: str | None) -> list[str | None]:
-        """A column of texts; None where has_text is false."""
-        known = self._flags("has_text") if name is not None and name == self.mapping.text else [True] * len(self.table)
-        texts: list[str | None] = []
-        for value, is_known in zip(self._column(name), known, strict=True):
-            if not isinstance(value, str | bytes | None):
-                raise ValueError(f"column {name} holds {type(value).__name__}, expected texts")
-            plain = value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
-            texts.append(None if plain is None or not is_known else _clean(plain))
-        return texts
-
-    def _integers(self, name: str | None) -> list[int | None]:
-        """A column of integers; None where a value is not one."""
-        return [_to_integer(value) for value in self._column(name)]
-
-    def _flags(self, name: str) -> list[bool]:
-        return [bool(value) for value in self.table[name]] if name in self.table else [True] * len(self.table)
+        """A column of texts."""
+        values = self._column(name)
+        if wrong := [value for value in values if not isinstance(value, str | bytes | None)]:
+            raise ValueError(f"column {name} holds {type(wrong[0]).__name__}, expected texts")
+        texts = [value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value for value in values]
+        return [None if text is None else replace_surrogates(text)[:_MAX_TEXT].replace("\0", "") for text in texts]
 
     def _labels(self) -> list[np.ndarray | None] | None:
         """The stored labels; None if the file has none."""
@@ -374,7 +348,7 @@ class _Recording:
         labels = [np.asarray(value) for value in self._column(self.mapping.tokens)]
         if any(label.ndim != 1 or (label.size and label.dtype.kind not in "iu") for label in labels):
             raise ValueError(f"column {self.mapping.tokens} is not a list of integers for every trial")
-        known = self._flags("has_label")
+        known = self.table.get("has_label", [True] * len(labels))
         return [label if is_known else None for label, is_known in zip(labels, known, strict=True)]
 
     def _rows(self) -> list[int]:
@@ -389,28 +363,45 @@ class _Recording:
         bounds = {"train": (0, n_train), "val": (n_train, n - n_test), "test": (n - n_test, n)}
         return list(range(*bounds[self.file.split]))
 
-    def _label(
-        self, text: str | None, stored: np.ndarray | None, has_labels: bool
-    ) -> tuple[np.ndarray | None, tuple[Problem, ...]]:
+    def _label(self, text: str | None, row: int) -> tuple[np.ndarray | None, tuple[Problem, ...]]:
         """The stored label, or one derived from the text if the file has no labels."""
-        if has_labels and stored is not None:
-            if stored.size and (stored.min() <= BLANK or stored.max() >= len(self.classes)):
-                return None, (Problem("label out of range", None, f"tokens are outside 1…{len(self.classes) - 1}"),)
-            return stored.astype(np.int32), ()
-        tokens = None if not text or has_labels else sentence_tokens(text, self.classes)
-        if tokens is None:
+        label = None if self.labels is None else self.labels[row]
+        if label is None and self.labels is None and text:
+            derived = sentence_tokens(text, self.classes)
+            label = None if derived is None else np.array(derived)
+        if label is None:
             missing = Problem(NO_LABEL, None, "the trial has neither a label nor a sentence to derive it from")
             return None, () if self.file.split == "test" else (missing,)
-        return np.array(tokens, np.int32), ()
+        if label.size and (label.min() <= BLANK or label.max() >= len(self.classes)):
+            return None, (Problem("label out of range", None, f"tokens are outside 1…{len(self.classes) - 1}"),)
+        return label.astype(np.int32), ()
 
     # --- bins -------------------------------------------------------------------------------------------------
+
+    def _find_signals(self, nwb: Any) -> None:
+        """Find the time series that the mapping names, or the spike times."""
+        mapping, known = self.mapping, _list_series(nwb)
+        named = (*mapping.bins, *([mapping.mask] if mapping.mask else []))
+        if missing := [name for name in named if name not in known]:
+            raise ValueError(f"{missing[0]} is missing; its time series are {', '.join(known) or 'none'}")
+        self.series = [known[name].data for name in mapping.bins]
+        self.times = [_times(known[name], name) for name in mapping.bins]
+        if any(len(times) != len(self.times[0]) for times in self.times):
+            raise ValueError(f"the time series have different lengths: {sorted(map(len, self.times))}")
+        self.mask = np.asarray(known[mapping.mask].data[:], bool) if mapping.mask else None
+        if self.mask is not None and self.series and self.mask.shape != self.times[0].shape:
+            raise ValueError(f"{mapping.mask} has shape {self.mask.shape}, the bins {self.times[0].shape}")
+        units = nwb.units if not mapping.bins else None
+        self.spikes = [] if units is None else [np.sort(units.get_unit_spike_times(i)) for i in range(len(units))]
+        if not self.series and not self.spikes:
+            raise ValueError("it has no units, and the mapping names no time series in `bins`")
 
     def _read_bins(self, start: float, stop: float) -> np.ndarray:
         if not self.series:
             return self._count_spikes(start, stop)
-        first = int(np.searchsorted(self.times[0], start - _TOLERANCE_S))
         edge = stop + _TOLERANCE_S if self.mapping.stop_inclusive else stop - _TOLERANCE_S
-        last = max(first, int(np.searchsorted(self.times[0], edge)))
+        first, last = (int(np.searchsorted(self.times[0], at)) for at in (start - _TOLERANCE_S, edge))
+        last = max(first, last)
         parts = []
         for data in self.series:
             shape = last - first, int(np.prod(data.shape[1:]))
@@ -419,8 +410,8 @@ class _Recording:
             self.budget.spend(4 * shape[0] * shape[1])
             with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the quality checks report
                 parts.append(np.asarray(data[first:last]).astype(np.float32).reshape(shape))
-        bins = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return np.ascontiguousarray(bins if self.mask is None else bins[self.mask[first:last]])
+        bins = np.concatenate(parts, axis=1)
+        return bins if self.mask is None else bins[self.mask[first:last]]
 
     def _count_spikes(self, start: float, stop: float) -> np.ndarray:
         """Spike counts in bins of 20 ms. (T, units)"""
@@ -446,10 +437,6 @@ def _times(series: Any, path: str) -> np.ndarray:
     if abs(step - BIN_SECONDS) > 1e-3:
         raise ValueError(f"{path} has one row every {1000 * step:g} ms, expected bins of 20 ms; use the units instead")
     return times
-
-
-def _clean(text: str) -> str:
-    return replace_surrogates(text)[:_MAX_TEXT].replace("\0", "")
 
 
 def _to_integer(value: Any) -> int | None:

@@ -9,8 +9,7 @@ import csv
 import json
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 from arcuate.data.readers.source import (
     Problem,
     ReadResult,
-    Recognise,
     Source,
     SourceFile,
     replace_surrogates,
@@ -32,15 +30,15 @@ FILES: dict[str, Split] = {"data_train.hdf5": "train", "data_val.hdf5": "val", "
 PARTITIONS: dict[str, Split] = {"train": "train", "test": "val", "competitionHoldOut": "test"}
 DESCRIPTION_FILE = "t15_copyTaskData_description.csv"
 TRUTH_FILE = "simulation_truth.jsonl"
+_EXPECTED: dict[Layout, str] = {
+    "b2t25": "<session>/data_{train,val,test}.hdf5",
+    "b2t24": "{train,test,competitionHoldOut}/<session>.mat",
+}
 _DATA_SUFFIXES = (".hdf5", ".h5", ".hdf", ".he5", ".mat", ".nwb")
 _IGNORED_PREFIXES = (".", "__MACOSX", "lost+found")
 _MAX_TABLE_BYTES = 200_000_000
 _MAX_DEPTH = 5
 _MAX_FOLDERS = 20_000
-_EXPECTED = (
-    "<session>/data_{train,val,test}.hdf5 (Brain-to-Text '25) or"
-    " {train,test,competitionHoldOut}/<session>.mat (Brain-to-Text '24)"
-)
 
 
 def find_release(path: Path, layout: Layout | None = None) -> Source:
@@ -51,10 +49,11 @@ def find_release(path: Path, layout: Layout | None = None) -> Source:
     path = Path(os.path.abspath(path))
     _check_folder(path)
     unlisted: list[ReadResult] = []
-    roots = _search(path, unlisted)
+    roots = {path.parent: "b2t25"} if _layout_inside(path) == "b2t25" else _search(path, unlisted)
     if not roots:
+        expected = " or ".join(f"{files} ({name})" for name, files in _EXPECTED.items())
         raise UserError(
-            f"no recordings in {path}: expected {_EXPECTED} up to {_MAX_DEPTH} folders deep; {_describe_contents(path)}"
+            f"no recordings in {path}: expected {expected} up to {_MAX_DEPTH} folders deep; {_describe_contents(path)}"
             + "".join(f"; {folder.id} cannot be listed" for folder in unlisted[:1])
         )
     if len(roots) > 1:
@@ -65,33 +64,24 @@ def find_release(path: Path, layout: Layout | None = None) -> Source:
     if layout not in (None, detected):
         raise UserError(f"{path} has the layout {detected}, not {layout}; leave out --layout")
     skipped: list[ReadResult] = []
-    folders = [path] if root == path.parent else list(_list_folders(root, skipped))  # a single session, or all
-    files = list(_list_files(folders, _recognise_25 if detected == "b2t25" else _recognise_24, skipped))
-    files.sort(key=lambda file: (session_order(file.session), SPLITS.index(file.split)))
     notes = [f"{folder.id} beside the recordings cannot be listed" for folder in unlisted]
-    corpora: dict[tuple[date, int], str] = {}
-    if detected == "b2t25":
-        corpora = _read_beside(root, path, DESCRIPTION_FILE, _read_corpora, notes, skipped)
-    modes: dict[tuple[str, str, int], str] = _read_beside(root, path, TRUTH_FILE, _read_modes, notes, skipped)
+    folders = [path] if root == path.parent else _list_folders(root, skipped)  # a single session, or all
+    files = [file for folder in folders for file in _list_files(folder, detected, skipped)]
+    files.sort(key=lambda file: (session_order(file.session), SPLITS.index(file.split)))
+    beside = [folder / TRUTH_FILE for folder in (root, path, root.parent, root.parent.parent)]
+    truth = next((table for table in beside if os.path.lexists(table)), None)
+    tables = [table.with_name(DESCRIPTION_FILE) for table in beside if detected == "b2t25"]
+    description = next((table for table in tables if os.path.lexists(table)), None)
     return Source(
-        *(detected, root, tuple(files), corpora, modes, tuple(notes)),
+        layout=detected,
+        root=root,
+        files=tuple(files),
+        corpora=_read_table(description, _read_corpora, notes, skipped),
+        modes=_read_table(truth, _read_modes, notes, skipped),
+        notes=tuple(notes),
         skipped=tuple(skipped),
-        simulated=_find_beside(root, path, TRUTH_FILE) is not None,
+        simulated=truth is not None,
     )
-
-
-def _recognise_25(folder: Path, name: str) -> SourceFile | str:
-    if name in FILES:
-        return SourceFile(replace_surrogates(folder.name), FILES[name], folder / name)
-    return f"not one of {', '.join(FILES)}"
-
-
-def _recognise_24(folder: Path, name: str) -> SourceFile | str:
-    if (split := PARTITIONS.get(folder.name)) is None:
-        return f"not in one of the folders {', '.join(PARTITIONS)}"
-    if not name.endswith(".mat"):
-        return "not <session>.mat"
-    return SourceFile(replace_surrogates(Path(name).stem), split, folder / name)
 
 
 def _check_folder(path: Path) -> None:
@@ -102,41 +92,37 @@ def _check_folder(path: Path) -> None:
         raise UserError(f"no folder {path}; give the folder of the recordings")
     if (path / "manifest.json").is_file() and (path / "sessions").is_dir():
         raise UserError(f"{path} is already a prepared store; give the folder of the original recordings")
-    if _is_partition(path):
+    if _layout_inside(path) == "b2t24":
         raise UserError(f"{path} is one partition of a release; give the folder above it, {path.parent}")
 
 
 def _search(path: Path, unlisted: list[ReadResult]) -> dict[Path, Layout]:
     """Roots of recordings at or below `path`, breadth first; every folder is visited once."""
-    if _is_session(path):
-        return {path.parent: "b2t25"}
     roots: dict[Path, Layout] = {}
-    waiting = deque([(path, 0)])
+    waiting = [(path, 0)]
     seen: set[str] = set()
-    while waiting:
-        folder, depth = waiting.popleft()
+    for folder, depth in waiting:  # which grows
         real = os.path.realpath(folder)
         if real in seen or len(seen) >= _MAX_FOLDERS:
             continue
         seen.add(real)
         inside = [folder / name for name in _list_names(folder, unlisted) if os.path.isdir(folder / name)]
-        if any(_is_session(child) for child in inside):
-            roots[folder] = "b2t25"
-        if any(_is_partition(child) for child in inside):
-            if folder in roots:
-                raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a separate folder")
-            roots[folder] = "b2t24"
-        if folder not in roots and depth < _MAX_DEPTH:
+        layouts = {layout for child in inside if (layout := _layout_inside(child))}
+        if len(layouts) > 1:
+            raise UserError(f"{folder} holds both layouts, b2t25 and b2t24; move one of them to a separate folder")
+        if layouts:
+            roots[folder] = layouts.pop()
+        elif depth < _MAX_DEPTH:
             waiting.extend((child, depth + 1) for child in inside)
     return roots
 
 
-def _is_session(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in FILES)
-
-
-def _is_partition(folder: Path) -> bool:
-    return folder.name in PARTITIONS and any(name.endswith(".mat") for name in _list_names(folder, []))
+def _layout_inside(folder: Path) -> Layout | None:
+    """The layout of a folder of recordings: of one session ('25) or of one partition ('24)."""
+    names = _list_names(folder, [])
+    if any(name in FILES and os.path.isfile(folder / name) for name in names):
+        return "b2t25"
+    return "b2t24" if folder.name in PARTITIONS and any(name.endswith(".mat") for name in names) else None
 
 
 def _describe_contents(folder: Path) -> str:
@@ -144,26 +130,13 @@ def _describe_contents(folder: Path) -> str:
         names = sorted(os.listdir(folder))
     except OSError as error:
         return f"it cannot be listed ({error.strerror})"
-    if not names:
-        return "it is empty"
-    packed = [name for name in names if name.endswith((".zip", ".tar.gz", ".tgz", ".tar"))]
-    if packed:
+    if packed := [name for name in names if name.endswith((".zip", ".tar.gz", ".tgz", ".tar"))]:
         return f"it holds {packed[0]}; unpack it first"
-    return "it holds " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"it holds {', '.join(names[:5])}{more}" if names else "it is empty"
 
 
 # --- listing: everything that looks like data is either read or reported --------------------------------------
-
-
-def _list_files(folders: Iterable[Path], recognise: Recognise, skipped: list[ReadResult]) -> Iterator[SourceFile]:
-    """The recordings in these folders; other files that look like data are added to `skipped`."""
-    for folder in folders:
-        for name in _list_names(folder, skipped):
-            found = recognise(folder, name)
-            if isinstance(found, SourceFile):
-                yield found
-            elif _looks_like_data(name):
-                skipped.append(_unrecognised(f"{folder.name}/{name}", found))
 
 
 def _list_names(folder: Path, skipped: list[ReadResult]) -> list[str]:
@@ -175,45 +148,46 @@ def _list_names(folder: Path, skipped: list[ReadResult]) -> list[str]:
         return []
 
 
-def _list_folders(root: Path, skipped: list[ReadResult]) -> Iterator[Path]:
+def _list_folders(root: Path, skipped: list[ReadResult]) -> list[Path]:
     """Sorted sub-folders; dangling links and stray data files are added to `skipped`."""
-    for name in _list_names(root, skipped):
-        path = root / name
-        if os.path.isdir(path):
-            yield path
-        elif os.path.islink(path) and not os.path.exists(path):
-            skipped.append(unreadable(name, "dangling symbolic link"))
-        elif _looks_like_data(name):
-            skipped.append(_unrecognised(name, "data file outside the folders of the layout"))
+    paths = [root / name for name in _list_names(root, skipped)]
+    for path in paths:
+        if os.path.islink(path) and not os.path.exists(path):
+            skipped.append(unreadable(path.name, "dangling symbolic link"))
+        elif not os.path.isdir(path):
+            _report_data(path.name, "data file outside the folders of the layout", skipped)
+    return [path for path in paths if os.path.isdir(path)]
 
 
-def _looks_like_data(name: str) -> bool:
-    return name.lower().endswith(_DATA_SUFFIXES)
+def _list_files(folder: Path, layout: Layout, skipped: list[ReadResult]) -> Iterator[SourceFile]:
+    """The recordings in a folder; other files that look like data are added to `skipped`."""
+    for name in _list_names(folder, skipped):
+        if layout == "b2t25":
+            session, split = folder.name, FILES.get(name)
+        else:
+            session, split = Path(name).stem, PARTITIONS.get(folder.name) if name.endswith(".mat") else None
+        if split is None:
+            _report_data(f"{folder.name}/{name}", f"not {_EXPECTED[layout]}", skipped)
+        else:
+            yield SourceFile(replace_surrogates(session), split, folder / name)
 
 
-def _unrecognised(identity: str, detail: str) -> ReadResult:
-    return ReadResult(replace_surrogates(identity), None, (Problem("unrecognised file", None, detail, "ignored"),))
+def _report_data(name: str, detail: str, skipped: list[ReadResult]) -> None:
+    if name.lower().endswith(_DATA_SUFFIXES):
+        problem = Problem("unrecognised file", None, detail, "ignored")
+        skipped.append(ReadResult(replace_surrogates(name), None, (problem,)))
 
 
 # --- tables beside the recordings ---------------------------------------------------------------------------
 
 
-def _find_beside(root: Path, given: Path, name: str) -> Path | None:
-    """A file in the folder of the recordings, in the folder given by the user, or up to two folders above."""
-    folders = dict.fromkeys((root, given, root.parent, root.parent.parent))
-    return next((folder / name for folder in folders if os.path.lexists(folder / name)), None)
-
-
-def _read_beside(
-    root: Path,
-    given: Path,
-    name: str,
+def _read_table(
+    table: Path | None,
     read: Callable[[Path], tuple[dict[Any, str], list[str]]],
     notes: list[str],
     skipped: list[ReadResult],
 ) -> dict[Any, str]:
     """Contents of a table, if there is one; what cannot be used is added to the lists."""
-    table = _find_beside(root, given, name)
     if table is None:
         return {}
     try:
@@ -223,7 +197,7 @@ def _read_beside(
     except (OSError, ValueError, csv.Error) as error:
         skipped.append(unreadable(table.name, summarise_error(error)))
         return {}
-    notes.extend(unused)
+    notes.extend(f"{table.name}: {problem}" for problem in unused)
     return contents
 
 
@@ -232,11 +206,9 @@ def _read_corpora(path: Path) -> tuple[dict[tuple[date, int], str], list[str]]:
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     rows = csv.DictReader(lines, skipinitialspace=True)
     columns = {re.sub(r"[\s_]+", " ", name).strip().lower(): name for name in rows.fieldnames or () if name}
-    missing = [name for name in ("date", "block number", "corpus") if name not in columns]
-    if missing:
-        return {}, [f"{path.name} has no column {missing[0]!r}; corpora are unknown"]
-    corpora: dict[tuple[date, int], str] = {}
-    ambiguous: set[tuple[date, int]] = set()
+    if missing := [name for name in ("date", "block number", "corpus") if name not in columns]:
+        return {}, [f"it has no column {missing[0]!r}, so corpora are unknown"]
+    found: dict[tuple[date, int], set[str]] = {}
     n_bad = 0
     for row in rows:
         recorded = _parse_date(row[columns["date"]] or "")
@@ -244,12 +216,12 @@ def _read_corpora(path: Path) -> tuple[dict[tuple[date, int], str], list[str]]:
         corpus = (row[columns["corpus"]] or "").strip()
         if recorded is None or block is None or not corpus:
             n_bad += 1
-        elif corpora.setdefault((recorded, block), corpus) != corpus:
-            ambiguous.add((recorded, block))
-    notes = [f"{path.name}: {n_bad} rows without a date, a block or a corpus"] if n_bad else []
-    if ambiguous:
-        notes.append(f"{path.name}: {len(ambiguous)} blocks with two corpora; treated as unknown")
-    return {key: corpus for key, corpus in corpora.items() if key not in ambiguous}, notes
+        else:
+            found.setdefault((recorded, block), set()).add(corpus)
+    notes = [f"{n_bad} rows without a date, a block or a corpus"] if n_bad else []
+    if n_ambiguous := sum(len(corpora) > 1 for corpora in found.values()):
+        notes.append(f"{n_ambiguous} blocks with two corpora; treated as unknown")
+    return {key: corpora.pop() for key, corpora in found.items() if len(corpora) == 1}, notes
 
 
 def _read_modes(path: Path) -> tuple[dict[tuple[str, str, int], str], list[str]]:
@@ -257,15 +229,13 @@ def _read_modes(path: Path) -> tuple[dict[tuple[str, str, int], str], list[str]]
     modes: dict[tuple[str, str, int], str] = {}
     n_bad = 0
     with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.strip():
-                continue
+        for line in filter(str.strip, lines):
             try:
                 row = json.loads(line)
                 modes[str(row["session"]), str(row["split"]), int(row["number"])] = replace_surrogates(str(row["mode"]))
             except (ValueError, KeyError, TypeError, RecursionError):
                 n_bad += 1
-    return modes, [f"{path.name}: {n_bad} lines could not be used"] if n_bad else []
+    return modes, [f"{n_bad} lines could not be used"] if n_bad else []
 
 
 def _parse_integer(cell: str) -> int | None:

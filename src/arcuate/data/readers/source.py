@@ -1,7 +1,7 @@
 """Types that all readers share: the protocol, source files, read results and problems."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -103,9 +103,6 @@ class Reader(Protocol):
     def find_source(self, path: Path) -> Source: ...
 
     def read_trials(self, file: SourceFile) -> Iterator[ReadResult]: ...
-
-
-Recognise = Callable[[Path, str], SourceFile | str]  # folder and name to a recording, or the reason why it is not one
 
 
 def replace_surrogates(text: str) -> str:
