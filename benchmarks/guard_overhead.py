@@ -26,7 +26,7 @@ from arcuate.run import create_run
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.optim import set_learning_rates
-from arcuate.training.state import TrainingState, memory_mb
+from arcuate.training.state import TrainingState
 from arcuate.training.step import apply_update, compute_gradients, encode_for_training, finish_step, forward
 
 CPU = torch.device("cpu")
@@ -43,11 +43,12 @@ def guarded_step(state: TrainingState, batch: Batch, measure: bool = False) -> N
     JUDGING.append(time.process_time() - start)
     apply_update(state, measure)
     finish_step(state)
-    state.step += 1
-    state.interval.add(metrics, batch.n_counted, 0.0, None if verdict.applies_update else verdict.kind)
-    if state.step % state.recipe.train.log_every == 0:
-        append_jsonl(state.run.metrics_file, state.interval.to_row(state.step, learning_rates, memory_mb(CPU)))
-        state.interval = IntervalMetrics()
+    progress = state.progress
+    progress.step += 1
+    progress.interval.add(metrics, batch.n_counted, None if verdict.applies_update else verdict.kind)
+    if progress.step % state.recipe.train.log_every == 0:
+        append_jsonl(state.run.metrics_file, progress.interval.to_row(progress.step, learning_rates, {}))
+        progress.interval = IntervalMetrics()
 
 
 def bare_step(state: TrainingState, batch: Batch) -> None:
@@ -60,7 +61,7 @@ def bare_step(state: TrainingState, batch: Batch) -> None:
     weighted_loss(compute_losses(outputs, batch.tokens, batch.n_tokens, recipe.loss), recipe.loss).mean().backward()
     torch.nn.utils.clip_grad_norm_(state.model.parameters(), recipe.train.clip_norm or float("inf"))
     state.optimizer.step()
-    state.step += 1
+    state.progress.step += 1
 
 
 STEPS: dict[str, Callable[[TrainingState, Batch], None]] = {

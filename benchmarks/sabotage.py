@@ -276,7 +276,7 @@ class _Repeated:
 def _jump(original: Callable[..., dict[str, float]], step: int, factor: int, state: Any) -> dict[str, float]:
     """Multiply the learning rate from a step on."""
     rates = original(state)
-    if state.step < step:
+    if state.progress.step < step:
         return rates
     for group in state.optimizer.param_groups:
         group["lr"] *= factor

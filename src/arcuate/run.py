@@ -236,7 +236,7 @@ def _trained_steps(run: Run) -> tuple[int, int]:
         steps = [row.get("step") for row in run.metrics()]
         return max((step for step in steps if isinstance(step, int)), default=0), 0
     state = read_json(state_file)
-    step, progress = state.get("step"), state.get("progress")
+    step, progress = state.get("step"), state.get("curriculum")
     index = progress.get("index") if isinstance(progress, dict) else None
     return step if isinstance(step, int) else 0, index if isinstance(index, int) else 0
 

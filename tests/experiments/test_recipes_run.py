@@ -10,7 +10,7 @@ from arcuate.experiments.train import train
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import count_parameters
 from arcuate.run import Run
-from arcuate.training import environment
+from arcuate.training.environment import PrecisionChoice
 from support.cli import one_object
 from support.command import arcuate
 
@@ -80,7 +80,7 @@ def test_recipes_step_in_mixed_precision(
     name: str, layers: bool, cohort_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device that is fast at it: the same steps in bf16, and weights that stay near those of fp32."""
-    monkeypatch.setattr(environment, "_probe", lambda *_: 0.1)
+    monkeypatch.setattr("arcuate.experiments.train.choose_precision", lambda given, *_: PrecisionChoice(given.kind))
     small = ["encoder.width=16", "data.release=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
     if load_recipe(name).encoder.kind == "transformer":
         small.append("encoder.n_heads=2")

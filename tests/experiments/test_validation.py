@@ -90,7 +90,7 @@ def test_rewound_predictions_are_removed(cohort_store: Path, tmp_path: Path) -> 
     for step in (1, 2, 3):
         append_jsonl(state.run.predictions_file, {"step": step}, {"step": step})
         append_jsonl(state.run.metrics_file, {"step": step})
-    state.step = 2
+    state.progress.step = 2
     assert state.remove_rewound_rows() == [{"step": 3}]
     assert [row["step"] for row in read_jsonl(state.run.predictions_file)] == [1, 1, 2, 2]
 
@@ -141,7 +141,7 @@ def test_plateaus_and_patience_follow_the_selecting_rate(cohort_store: Path, tmp
         state = make_state(Store.open(cohort_store), recipe, tmp_path / by)
         for per, wer in ((0.5, 0.9), (0.6, 0.8), (0.7, 0.7)):  # PER rises while WER falls
             assert state.record_validation(per, wer) is not None
-        scales[by], bad[by] = state.plateau.scale, state.progress.n_bad
+        scales[by], bad[by] = state.progress.plateau.scale, state.progress.curriculum.n_bad
     assert scales == {"per": 0.25, "wer": 1.0}
     assert bad == {"per": 2, "wer": 0}
 

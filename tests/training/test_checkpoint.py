@@ -32,11 +32,11 @@ def state(cohort_store: Path, tmp_path: Path) -> TrainingState:
 
 def save_at(state: TrainingState, step: int, value: float, per: float | None = None, scheduled: bool = True) -> Path:
     """Save a checkpoint of this step with all weights equal to `value`, linked as `best` if its PER is the lowest."""
-    state.step, state.position = step, state.position + 1
+    state.progress.step, state.progress.position = step, state.progress.position + 1
     with torch.no_grad():
         for parameter in state.model.parameters():
             parameter.fill_(value)
-    improved = per is not None and state.best.update(Best(step, per, None, state.position))
+    improved = per is not None and state.progress.best.update(Best(step, per, None, state.progress.position))
     folder = state.run.checkpoints / state.save(scheduled)
     if improved:
         link(state.run, "best", folder)
@@ -66,10 +66,10 @@ def test_unscheduled_checkpoint_is_not_a_rewind_target(state: TrainingState) -> 
     save_at(state, 0, 0.0)
     save_at(state, 4, 1.0)
     save_at(state, 6, 1.5, scheduled=False)
-    assert state.rewind_targets == [0, 4]
+    assert state.guard.memory.targets == [0, 4]
     assert state.run.checkpoints.joinpath("last").readlink().name == "step-00000006"
     save_at(state, 8, 2.0)
-    assert state.rewind_targets == [0, 4, 8]  # the first one too, until something is learnt
+    assert state.guard.memory.targets == [0, 4, 8]  # the first one too, until something is learnt
 
 
 def test_missing_or_outdated_best_link_is_repaired(state: TrainingState) -> None:
@@ -77,10 +77,10 @@ def test_missing_or_outdated_best_link_is_repaired(state: TrainingState) -> None
     save_at(state, 8, 2.0, per=0.4)
     best = state.run.checkpoints / "best"
     link(state.run, "best", state.run.checkpoints / "step-00000004")  # as before the last validation
-    repair_best_links(state.run, state.best, {})
+    repair_best_links(state.run, state.progress.best, {})
     assert value_in(state, "best") == 2.0
     best.unlink()
-    repair_best_links(state.run, state.best, {})
+    repair_best_links(state.run, state.progress.best, {})
     assert value_in(state, "best") == 2.0
 
 
@@ -89,7 +89,7 @@ def test_best_link_distinguishes_two_checkpoints_of_one_step(state: TrainingStat
     save_at(state, 4, 1.0, per=0.5)
     save_at(state, 4, 2.0, per=per)  # best-00000004 holds 1.0 until it is pruned
     (state.run.checkpoints / "best").unlink()
-    repair_best_links(state.run, state.best, {})
+    repair_best_links(state.run, state.progress.best, {})
     assert value_in(state, "best") == expected
 
 
@@ -113,7 +113,7 @@ def resumed_step(state: TrainingState) -> int:
 def test_changed_state_is_detected(state: TrainingState, messages: list[str]) -> None:
     save_at(state, 4, 1.0)
     folder = save_at(state, 8, 2.0)
-    change_state(folder, lambda s: s.update(lr_scale=0.25), valid_checksum=False)
+    change_state(folder, lambda s: s["guard"].update(lr_scale=0.25), valid_checksum=False)
     assert resumed_step(state) == 4
     assert "checksum" in messages[0] and "earlier" in messages[0]
 
@@ -138,7 +138,7 @@ def test_changed_state_is_detected(state: TrainingState, messages: list[str]) ->
         ("guard with less", lambda s: s["guard"].pop("losses")),
         ("guard of text", lambda s: s["guard"].update(losses=["a"])),
         ("guard count of text", lambda s: s["guard"].update(n_high="a")),
-        ("rewind targets of text", lambda s: s.update(rewind_targets=["x"])),
+        ("rewind targets of text", lambda s: s["guard"].update(targets=["x"])),
         ("an average count as a list", lambda s: s.update(n_averaged=[])),
         ("scaler as text", lambda s: s.update(scaler="x")),
         ("rows below zero", lambda s: s["file_sizes"].update(metrics=-1)),
@@ -266,7 +266,7 @@ def test_an_edited_recipe_is_not_resumed(state: TrainingState) -> None:
         resume(changed, environment)
     restored = edited(state, "notes=seen again", "data.workers=1", "runtime.threads=1")
     start_run(restored, Start(resume=True), environment, Distributed())
-    assert restored.step == 4
+    assert restored.progress.step == 4
     save_at(restored, 8, 1.0)
     assert load_checkpoint(state.run.checkpoints / "last").saved.recipe_hash == state.recipe_hash
 

@@ -237,7 +237,7 @@ def test_stage_ends_early_without_improvement(
     rows = rows_of(run, "val")
     assert [r["step"] for r in rows if r["stage"] == "ctc"] == [2, 4]
     assert [r["step"] for r in rows_of(run, "train") if r["stage"] == "ctc"] == [3, 4]
-    assert json.loads((run / "checkpoints/last/state.json").read_text())["progress"]["index"] == 4
+    assert json.loads((run / "checkpoints/last/state.json").read_text())["curriculum"]["index"] == 4
     logged = "\n".join(messages)
     assert "stages, in steps: ctc 40 or fewer, joint 4, mode 3, denoise 3" in logged
     assert "training trials silent, all labelled" in logged
@@ -272,7 +272,7 @@ def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_p
     n_train = run_recipe(Run(run)).stages[0].steps
     assert n_train == 3  # 96 trials in batches of 16, two of them for a step
     state = json.loads((run / "checkpoints/last/state.json").read_text())
-    assert (state["step"], state["position"], state["progress"]["index"]) == (6, 12, 1)
+    assert (state["step"], state["position"], state["curriculum"]["index"]) == (6, 12, 1)
 
 
 def test_change_of_losses_is_not_an_incident(uninterrupted: Path) -> None:

@@ -219,9 +219,9 @@ def test_every_process_returns_to_the_same_checkpoint(
         train_loop(state, (planned[p] for p in count()), None, CPU, Callback(), Stop(), None, Part(rank, 1))
         states.append(state)
     first, second = states
-    assert (second.position, second.rewound_to) == (first.position, first.rewound_to)
-    assert second.rewind_targets == first.rewind_targets
-    assert at_stage_end or first.rewound_to == 2
+    assert second.progress.position == first.progress.position
+    assert second.guard.memory == first.guard.memory
+    assert at_stage_end or first.guard.memory.rewound_to == 2
     for name, weight in first.model.state_dict().items():
         assert torch.equal(weight, second.model.state_dict()[name]), name
     assert any(row["action"] in ("rewind", "restore") for row in read_jsonl(first.run.incidents_file))
@@ -320,7 +320,7 @@ def test_all_processes_judge_the_updates_of_rank_0(cohort_store: Path, tmp_path:
     state.distributed = Beside(1, 2)
     state.unread_update_ratio = torch.tensor(0.75)
     state.read_update_ratio()
-    assert state.interval.update_ratio == state.guard.update_ratio == 0.25
+    assert state.progress.interval.update_ratio == state.guard.memory.update_ratio == 0.25
     assert state.typical_gradient() is None
     for parameter in state.model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -513,7 +513,7 @@ def test_all_processes_resume_the_same_checkpoint(other: int, cohort_store: Path
     state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
     environment = {"data": {"hashes": "x"}}
     start_run(state, Start(resume=True), environment, Distributed())
-    state.step = state.position = 4
+    state.progress.step = state.progress.position = 4
     state.save()
     if other == 4:
         start_run(state, Start(resume=True), environment, Beside(1, 2))

@@ -43,7 +43,7 @@ def run(state: TrainingState, store: Store, stop_after: int | None = None) -> li
                 stop.request()
 
     batches = planned_batches(store, state.recipe)
-    remaining = (batches[p] for p in range(state.position, 1000))
+    remaining = (batches[p] for p in range(state.progress.position, 1000))
     train(state, remaining, None, CPU, StopAt(), stop)
     return read_jsonl(state.run.metrics_file)
 
@@ -61,7 +61,7 @@ def test_an_overflow_is_counted_and_is_not_an_incident(guard: str, cohort_store:
     assert skipped[-1] == 0
     assert [row["loss"] is None for row in rows] == [n == 1 for n in skipped]
     assert read_jsonl(state.run.incidents_file) == []
-    assert state.guard.n_rewinds == state.guard.n_skipped == 0
+    assert state.guard.memory.n_rewinds == state.guard.memory.n_skipped == 0
     assert state.scaler.get_scale() == 2.0 ** (40 - 12 * sum(skipped))
     assert any(not torch.equal(before[n], p) for n, p in state.model.named_parameters())
     assert all(torch.isfinite(p).all() for p in state.model.parameters())
@@ -111,7 +111,7 @@ def test_resumed_in_the_middle_of_the_growth_of_the_scale(cohort_store: Path, tm
     expected = run(straight, store)
     stopped = fp16_state(store, tmp_path / "stopped", **growth)
     run(stopped, store, stop_after=1)
-    assert stopped.step == 2
+    assert stopped.progress.step == 2
     resumed = make_state_in(stopped, store)
     resumed.restore(load_checkpoint(stopped.run.checkpoints / "last"))
     rows = run(resumed, store)
@@ -143,10 +143,9 @@ def test_bf16_falls_back_to_fp16_then_to_fp32(monkeypatch: pytest.MonkeyPatch) -
     """On GPUs before Ampere torch emulates bf16, which is slower than fp32."""
     cuda, broken = torch.device("cuda"), set[str]()
 
-    def probe(kind: str, device: torch.device) -> float:
+    def probe(kind: str, device: torch.device) -> None:
         if kind in broken:
             raise RuntimeError(f"no {kind} kernel\nsecond line")
-        return 0.5
 
     monkeypatch.setattr(environment, "_probe", probe)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)

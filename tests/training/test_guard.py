@@ -1,20 +1,21 @@
 import json
 import math
 import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from arcuate.training.checkpoint import check_same_structure
 from arcuate.training.config import (
     Adaptive,
     Collapse,
     GuardSettings,
     Stuck,
 )
-from arcuate.training.guard import KEEP, Guard, Verdict
+from arcuate.training.guard import KEEP, Guard, GuardMemory, Rewind, Verdict
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import LrSearch
 
@@ -101,7 +102,7 @@ def test_loss_that_stays_at_chance_level_is_stuck() -> None:
 def test_constant_loss_after_learning_is_kept() -> None:
     guard = Guard(GuardSettings(stuck=Stuck(patience=120)))
     assert all(guard.judge(decoding(1.0), 1e-3) == KEEP for _ in range(1000))
-    assert guard.has_learnt
+    assert guard.memory.has_learnt
 
 
 def test_stage_without_token_loss_is_no_evidence_of_learning() -> None:
@@ -109,7 +110,7 @@ def test_stage_without_token_loss_is_no_evidence_of_learning() -> None:
     guard = Guard(GuardSettings(stuck=Stuck(patience=120)))
     random_output = StepMetrics(1.0, 1.0, normalised_loss=None, blank_share=0.1, n_distinct=38, length_ratio=3.0)
     assert all(guard.judge(random_output, 1e-3) == KEEP for _ in range(400))
-    assert not guard.has_learnt and not guard.left_blank
+    assert not guard.memory.has_learnt and not guard.memory.left_blank
     guard.start_stage()
     assert "stuck" in [guard.judge(all_blank(), 1e-3).kind for _ in range(300)]
 
@@ -122,7 +123,7 @@ def test_high_loss_under_heavy_masking_is_not_stuck() -> None:
         loss = level * math.exp(rng.normal(0, 0.1))
         metrics = StepMetrics(loss, 1.0, loss / math.log(41), blank_share=0.75, n_distinct=27, length_ratio=0.54)
         assert guard.judge(metrics, 1e-3) == KEEP
-    assert guard.has_learnt
+    assert guard.memory.has_learnt
 
 
 def test_slow_learning_is_not_stuck() -> None:
@@ -166,18 +167,10 @@ def test_adaptive_reduction_respects_threshold_minimum_and_number() -> None:
         if verdict.action == "reduce_lr":
             assert i > 100
             lr *= verdict.lr_factor
-    assert guard.n_reductions == 5
+    assert guard.memory.n_reductions == 5
     assert lr == pytest.approx(settings.min_lr)  # 1.5e-3 × 0.8^5 would be below it
     off = Guard(GuardSettings())
     assert all(off.judge(decoding(1.0, 500.0), 1e-3) == KEEP for _ in range(300))
-
-
-@pytest.mark.parametrize("n_steps", [0, 40, 400])
-def test_saved_state_has_the_structure_of_a_new_guard(n_steps: int) -> None:
-    guard = Guard(GuardSettings())
-    for loss in healthy_losses(n_steps):
-        guard.judge(all_blank(loss), 1e-3)
-    check_same_structure(Guard(GuardSettings()).to_dict(), json.loads(json.dumps(guard.to_dict())), "guard")
 
 
 STEPS = st.lists(
@@ -210,13 +203,12 @@ def test_saved_and_restored_guard_judges_identically(steps: list[StepMetrics], a
             guard.after_rewind(verdict.kind == "stuck", 1.0, 30)
         return verdict
 
-    uninterrupted, before, after = Guard(settings), Guard(settings), Guard(settings)
+    uninterrupted, before = Guard(settings), Guard(settings)
     first = [judge(before, n) for n in steps[:at]]
-    saved = json.loads(json.dumps(before.to_dict(), allow_nan=False))
-    check_same_structure(after.to_dict(), saved, "guard")
-    after.restore(saved)
+    saved = json.loads(json.dumps(asdict(before.memory), allow_nan=False))
+    after = Guard(settings, TypeAdapter(GuardMemory).validate_python(saved))
     assert [*first, *(judge(after, n) for n in steps[at:])] == [judge(uninterrupted, n) for n in steps]
-    assert after.to_dict() == uninterrupted.to_dict()
+    assert after.memory == uninterrupted.memory
 
 
 def test_disabled_guard_keeps_everything() -> None:
@@ -269,7 +261,7 @@ def test_stuck_run_is_judged_by_the_size_of_its_updates(update_ratio: float, rem
     guard = Guard(GuardSettings(stuck=Stuck(patience=120)))
     run_stuck(guard, update_ratio)
     guard.after_rewind(True, 1.0, 1000)
-    assert (max(guard.search.scales) > 1) == raises and (min(guard.search.scales) < 1) != raises
+    assert (max(guard.memory.search.scales) > 1) == raises and (min(guard.memory.search.scales) < 1) != raises
 
 
 def test_loss_above_chance_level_is_stuck_even_if_it_falls() -> None:
@@ -295,7 +287,7 @@ def test_eps_that_keeps_weights_from_moving_by_their_norm_makes_updates_too_smal
 ) -> None:
     """The loss falls, but too slowly for the length of the run: eps 0.01 with a loss per token, not a large model."""
     guard = Guard(GuardSettings(stuck=Stuck(patience=60)))
-    guard.eps_limits = eps_limits
+    guard.memory.eps_limits = eps_limits
     guard.record_update_ratio(0.01)
     losses = [3.2 * 0.9975**i for i in range(90)]
     verdicts = [
@@ -323,7 +315,7 @@ def trial_losses(guard: Guard, best: float, scale: float) -> Verdict:
 def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> None:
     guard = Guard(GuardSettings())
     scale, tried = guard.after_rewind(False, 1.0, 500), []
-    while guard.search.is_active:
+    while guard.memory.search.is_active:
         assert not guard.is_healthy  # a trial is not a checkpoint to return to
         tried.append(scale)
         verdict = trial_losses(guard, best, scale)
@@ -332,7 +324,7 @@ def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> Non
         scale = verdict.lr_scale
     assert tried == [1.0, 0.3, 0.1, 0.03]
     assert scale == best
-    assert guard.n_rewinds == 1  # trials do not count
+    assert guard.memory.n_rewinds == 1  # trials do not count
     assert guard.judge(decoding(2.0), 1e-3) == KEEP
 
 
@@ -343,37 +335,32 @@ def test_search_takes_the_learning_rate_with_the_lowest_loss(best: float) -> Non
 def test_early_search_decides_by_longer_trials(n_left: int, best_of_long_trials: float, chosen: float) -> None:
     guard, lengths = Guard(GuardSettings()), []
     scale = guard.after_rewind(True, 1.0, n_left)
-    while guard.search.is_active:
-        lengths.append(guard.search.n_steps)
-        verdict = trial_losses(guard, best_of_long_trials if guard.search.is_final else 0.3, scale)
+    while guard.memory.search.is_active:
+        lengths.append(guard.memory.search.n_steps)
+        verdict = trial_losses(guard, best_of_long_trials if guard.memory.search.is_final else 0.3, scale)
         assert verdict.lr_scale is not None
         scale = verdict.lr_scale
     assert lengths == [200] * 4 + ([600, 600] if n_left > 500 else [])
     assert scale == chosen
-    assert guard.n_judged == 0  # judged like a new run
+    assert guard.memory.n_judged == 0  # judged like a new run
 
 
 @pytest.mark.parametrize(
-    ("measured", "tried", "chosen"),
+    ("kind", "tried_before", "to"),
     [
-        (0.02, [3.0, 10.0, 30.0, 90.0, 270.0], 90.0),  # the best scale is at the edge of the range, which is extended
-        (0.05, [3.0, 10.0, 30.0], 30.0),  # its updates are already as large as those of a healthy run
+        ("spike", None, 200),  # the last healthy checkpoint
+        ("spike", 200, 150),  # which was tried already
+        ("rise", None, 100),  # half the last healthy step
+        ("stuck", None, 0),  # the first of the run
     ],
 )
-def test_search_upwards_continues_while_the_highest_scale_is_the_best(
-    measured: float, tried: list[float], chosen: float
-) -> None:
-    guard = Guard(GuardSettings(stuck=Stuck(patience=120)))
-    run_stuck(guard, 2.9e-3)
-    scale, scales = guard.after_rewind(True, 1.0, 1000), []
-    while guard.search.is_active:
-        scales.append(scale)
-        guard.record_update_ratio(measured)
-        verdict = trial_losses(guard, 90.0, scale)
-        assert verdict.lr_scale is not None
-        scale = verdict.lr_scale
-    assert scales[: len(tried)] == tried and scale == chosen
-    assert scales[len(tried) :] == ([] if chosen == tried[-1] else [90.0, 270.0])  # longer trials with the next higher
+def test_the_checkpoint_to_return_to_depends_on_what_happened(kind: str, tried_before: int | None, to: int) -> None:
+    guard = Guard(GuardSettings(), GuardMemory(targets=[0, 100, 150, 200], rewound_to=tried_before, lr_scale=0.5))
+    rewind = guard.plan_rewind(Verdict("rewind", kind), 230, (0, 1000), lambda step: 1e-3, 1e-8)
+    assert rewind == Rewind(to, 0.5, None)  # the first test run of the search has the present rate
+    assert guard.memory.targets[-1:] == [to] and guard.memory.rewound_to == to
+    search = guard.plan_rewind(Verdict("rewind", "search", lr_scale=0.15), 230, (0, 1000), lambda step: 1e-3, 1e-8)
+    assert search == Rewind(to, 0.15, None)  # test runs stay at their checkpoint
 
 
 def test_longer_trials_that_tie_take_the_lower_learning_rate() -> None:
@@ -403,7 +390,7 @@ def test_eps_is_lowered_where_it_makes_updates_small(
     assert guard.lower_eps(eps, gradient) == (None if lowered is None else pytest.approx(lowered))
     if lowered is not None:
         guard.after_rewind(True, 1.0, 1000, eps_lowered=True)
-        assert guard.search.scales == [1.0, 0.3, 0.1, 0.03]  # the learning rate was chosen for another eps
+        assert guard.memory.search.scales == [1.0, 0.3, 0.1, 0.03]  # the learning rate was chosen for another eps
 
 
 def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> None:
@@ -419,8 +406,8 @@ def test_trial_that_explodes_or_is_not_finite_ends_early_and_is_not_taken() -> N
 
 def test_search_needs_enough_steps_before_the_end_of_the_run() -> None:
     guard = Guard(GuardSettings())
-    assert guard.after_rewind(False, 1.0, 8) == 0.3 and not guard.search.is_active
-    assert guard.after_rewind(False, 1.0, 15) == 1.0 and guard.search.n_steps == 14
+    assert guard.after_rewind(False, 1.0, 8) == 0.3 and not guard.memory.search.is_active
+    assert guard.after_rewind(False, 1.0, 15) == 1.0 and guard.memory.search.n_steps == 14
 
 
 def test_slow_rise_rewinds() -> None:

@@ -33,7 +33,7 @@ def test_every_stage_steps_in_mixed_precision(name: str, precision: str, cohort_
         for state in states:
             if state.model.mode is not None:
                 state.modes = Modes({t.id: 0.5 for t in planned.trials})
-            state.mixed_precision_on = True
+            state.progress.mixed_precision_on = True
             state.model.train()
             encode = partial(encode_for_training, state.model)
             metrics.append(compute_gradients(state, encode, [planned[stage]], CPU, Distributed()).read())

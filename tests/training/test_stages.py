@@ -55,13 +55,13 @@ def test_an_explosion_at_the_end_of_a_stage_does_not_reach_the_next(
     judge = Guard.judge
 
     def explode(self, metrics, *rest):  # type: ignore[no-untyped-def]
-        if state.step == 4:  # after the checkpoint of step 4, which is healthy
+        if state.progress.step == 4:  # after the checkpoint of step 4, which is healthy
             healthy.update({n: p.detach().clone() for n, p in state.model.named_parameters()})
-        if state.step >= first_bad and state.progress.index == 0:
+        if state.progress.step >= first_bad and state.progress.curriculum.index == 0:
             with torch.no_grad():
                 for parameter in state.model.parameters():
                     parameter.fill_(1e3)
-            state.guard.n_high += 1
+            state.guard.memory.n_high += 1
             return KEEP
         return judge(self, metrics, *rest)
 
@@ -98,10 +98,10 @@ def test_an_explosion_in_the_last_update_of_a_stage_does_not_reach_the_next(
     started: list[dict[str, torch.Tensor]] = []
 
     def explode(changed: TrainingState, **options: bool) -> None:
-        if changed.step == 4:
+        if changed.progress.step == 4:
             healthy.update({n: p.detach().clone() for n, p in state.model.named_parameters()})
         update(changed, **options)
-        if changed.step == bad_step and changed.progress.index == 0:
+        if changed.progress.step == bad_step and changed.progress.curriculum.index == 0:
             with torch.no_grad():
                 for parameter in changed.model.parameters():
                     parameter.mul_(size)

@@ -317,11 +317,11 @@ class _Setup:
 
     def outcome(self, training: TrainingState, seconds: float, stop: Stop) -> TrainResult:
         return self.result(
-            steps=training.step,
-            best_per=training.best.per,
-            best_wer=training.best.wer,
-            best_step=training.best.step,
-            rewinds=training.guard.n_rewinds,
+            steps=training.progress.step,
+            best_per=training.progress.best.per,
+            best_wer=training.progress.best.wer,
+            best_step=training.progress.best.step,
+            rewinds=training.guard.memory.n_rewinds,
             target=_judge(self.recipe, self.run, training.is_finished),
             seconds=seconds,
             interrupted=stop.requested and not training.is_finished,
@@ -431,7 +431,7 @@ def _train(
         start_run(training, start, environment, distributed)
         if training.is_finished:
             if distributed.is_main:
-                logger.info(f"{setup.run.path} is complete: {training.step} steps")
+                logger.info(f"{setup.run.path} is complete: {training.progress.step} steps")
                 if not setup.run.card_file.exists():  # killed before it was written
                     refresh_card(setup.run)
             return setup.outcome(training, 0.0, stop)
@@ -476,12 +476,12 @@ def _find_modes(setup: _Setup, training: TrainingState, progress: Progress | Non
     file = setup.run.modes_file
     if training.model.mode is None:
         return
-    if training.position > 0 and file.is_file():
+    if training.progress.position > 0 and file.is_file():
         training.modes = read_modes(file)
         return
     report = progress if setup.distributed.is_main else None
     training.modes = infer_modes(training.model, setup.store, setup.selection.train, report)
-    if training.position == 0:
+    if training.progress.position == 0:
         training.average.start(training.model)  # the mode head was initialised
     if setup.distributed.is_main:
         write_modes(file, training.modes)
@@ -497,11 +497,13 @@ def _run_loop(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # without the peak of an earlier training in this process
     planned = _planned_batches(setup)
-    batches = training_batches(planned, training.position, None, worker_count(recipe), pin_memory=device.type == "cuda")
+    batches = training_batches(
+        planned, training.progress.position, None, worker_count(recipe), pin_memory=device.type == "cuda"
+    )
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
         shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
-        combined = CallbackList(*make_trackers(recipe, setup.run, training.step), *callbacks, *shown)
+        combined = CallbackList(*make_trackers(recipe, setup.run, training.progress.step), *callbacks, *shown)
     training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
     if selection.validation:

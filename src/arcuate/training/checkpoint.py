@@ -9,15 +9,14 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from arcuate.config import Settings
 from arcuate.errors import UserError, check_resources
 from arcuate.files import atomic_folder, read_json, replace_link, to_json_value, write_json
 from arcuate.models.io import (
@@ -33,6 +32,7 @@ from arcuate.models.model import Model
 from arcuate.run import Run
 from arcuate.training.config import DESCRIPTIVE_KEYS
 from arcuate.training.curriculum import Count, Stage, StageProgress, stage_at
+from arcuate.training.guard import GuardMemory
 from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.schedule import PlateauState
 
@@ -57,8 +57,8 @@ class Best:
         is_comparable = self.step is not None and (new.wer if by == "wer" else new.per) is not None
         if is_comparable and new._rank(by) >= self._rank(by):
             return False
-        for field in fields(self):
-            setattr(self, field.name, getattr(new, field.name))
+        for part in fields(self):
+            setattr(self, part.name, getattr(new, part.name))
         return True
 
     def _rank(self, by: str) -> tuple[float, float]:
@@ -67,7 +67,8 @@ class Best:
         return first, second
 
 
-class FileSizes(Settings):
+@dataclass
+class FileSizes:
     """Sizes of metrics.jsonl, incidents.jsonl and predictions.jsonl in bytes."""
 
     metrics: Count
@@ -75,29 +76,39 @@ class FileSizes(Settings):
     predictions: Count
 
 
-class SavedState(Settings):
+@dataclass
+class Progress:
+    """Everything that training changes, apart from tensors and the loss scaler.
+
+    `step` counts optimizer steps, with or without an update, and goes back at a rewind. `position` counts batches and
+    never goes back.
+    """
+
+    step: Count = 0
+    position: Count = 0
+    curriculum: StageProgress = field(default_factory=StageProgress)
+    plateau: PlateauState = field(default_factory=PlateauState)
+    best: Best = field(default_factory=Best)  # best validation of the current stage
+    stage_bests: dict[str, Best] = field(default_factory=dict)  # best validation of each completed stage, by name
+    validations: list[tuple[Count, float]] = field(default_factory=list)  # recent steps and PERs
+    interval: IntervalMetrics = field(default_factory=IntervalMetrics)
+    guard: GuardMemory = field(default_factory=GuardMemory)
+    mixed_precision_on: bool = False
+
+
+@dataclass(kw_only=True)
+class SavedState(Progress):
     """Content of state.json."""
 
-    step: Count
-    position: Count
-    lr_scale: float = Field(ge=0.0)
-    eps: float | None = Field(gt=0.0)  # None: that of the recipe
-    plateau: PlateauState
-    best: Best
-    validations: list[tuple[Count, float]]
-    interval: IntervalMetrics
-    guard: dict[str, Any]
-    rewind_targets: Annotated[list[Count], Field(max_length=6)]
-    rewound_to: Count | None
     n_averaged: Count  # sets of weights in the average
-    mixed_precision_on: bool
-    progress: StageProgress
-    stage_bests: dict[str, Best]
     scaler: dict[str, int | float]
     file_sizes: FileSizes
-    recipe_hash: str | None  # hash of recipe.yaml
+    recipe_hash: str | None  # hash of recipe.yaml when the run was started or resumed
     head: Literal["ctc", "both"]  # heads that were trained, with which the checkpoint is decoded by default
     files: dict[str, str]  # checksums of the other files
+
+
+_STATE = TypeAdapter(SavedState)
 
 
 @dataclass(frozen=True)
@@ -120,15 +131,16 @@ class Checkpoint:
             raise UserError(f"{path} cannot be read ({error})") from None
 
 
-def save_checkpoint(run: Run, step: int, model: Model, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+def save_checkpoint(run: Run, model: Model, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """Write the checkpoint of a step atomically; one left by a rewind is replaced."""
+    step = state["step"]
     folder = run.checkpoints / f"step-{step:08d}"
     with atomic_folder(folder) as temporary:
         save_model(temporary, model)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_tensors(plain, temporary / _TENSORS_FILE)
         files = {p.name: checksum(p) for p in sorted(temporary.iterdir())}
-        write_json(temporary / STATE_FILE, add_checksum({"step": step, **state, "files": files}))
+        write_json(temporary / STATE_FILE, add_checksum({**state, "files": files}))
         if folder.exists():
             _make_room(run, folder, step)
     return folder
@@ -142,8 +154,9 @@ def checkpoint_stage(folder: Path, stages: Sequence[Stage]) -> Stage | None:
     if not stages or not (folder / STATE_FILE).is_file():
         return stages[-1] if stages else None
     saved = _read_state(folder)
-    ended = saved.progress.index > 0 and saved.progress.began == saved.step
-    return stage_at(stages, saved.progress.index - ended)
+    stage = saved.curriculum
+    ended = stage.index > 0 and stage.began == saved.step
+    return stage_at(stages, stage.index - ended)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -174,7 +187,10 @@ def _read_state(folder: Path) -> SavedState:
     try:
         if _digest(content) != state.get("checksum"):
             raise UserError(f"{path} is damaged: its checksum differs from the saved one")
-        return SavedState.model_validate(content)
+        saved = _STATE.validate_python(content)
+        if _STATE.dump_python(saved, mode="json") != content:  # a value is missing, unknown or of another type
+            raise UserError(f"{path} is not the state of a checkpoint of this version")
+        return saved
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -195,29 +211,6 @@ def hash_recipe(tree: Mapping[str, Any]) -> str:
     if isinstance(kept.get("data"), Mapping):
         kept["data"] = {name: value for name, value in kept["data"].items() if name != "workers"}
     return _digest(kept)
-
-
-def check_same_structure(expected: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Require the same keys and types (numbers, lists of numbers, flags; None may become a number), or ValueError."""
-    if expected.keys() != given.keys():
-        raise ValueError(f"{name} has unexpected keys")
-    for key, value in given.items():
-        if not _is_same_kind(expected[key], value):
-            raise ValueError(f"{name}.{key} has the wrong type")
-
-
-def _is_same_kind(expected: Any, given: Any) -> bool:
-    if isinstance(expected, bool):
-        return isinstance(given, bool)
-    if isinstance(expected, list):
-        return isinstance(given, list) and all(_is_number(v) for v in given)
-    if expected is None:
-        return given is None or _is_number(given)
-    return _is_number(given)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def link(run: Run, name: str, folder: Path) -> None:

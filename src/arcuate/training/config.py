@@ -111,7 +111,7 @@ class GuardSettings(Settings):
 
 
 class Precision(Settings):
-    """Mixed precision; a probe checks that it runs on the device and, on a CPU, that it is faster than fp32."""
+    """Mixed precision on a GPU that computes it; elsewhere training stays in fp32."""
 
     kind: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Precision of the forward pass.")
     below_per: float | None = Field(

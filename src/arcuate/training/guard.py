@@ -4,21 +4,24 @@ On a healthy run every verdict is `keep`, and training is the same with and with
 """
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
 
 from arcuate.training import step_size
 from arcuate.training.config import GuardSettings
+from arcuate.training.curriculum import Count
 from arcuate.training.metrics import StepMetrics
 from arcuate.training.search import MIN_STEPS, LrSearch
 from arcuate.training.step_size import EXCESSIVE_UPDATE, HIGHEST_UPDATE, LARGE_UPDATE, SMALL_UPDATE
 
 Remedy = Literal["lower", "raise"]
 Action = Literal["keep", "skip", "rewind", "reduce_lr", "warn", "stop"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Verdict:
     action: Action
     kind: str = ""
     reason: str = ""
-    lr_factor: float = 1.0  # factor of a reduction
+    lr_factor: float = 1.0  # factor of a reduction, which the next learning rates contain
     lr_scale: float | None = None  # scale of the next test run of a learning-rate search, or the chosen one
     remedy: Remedy = "lower"  # advice with `stop`: a lower or higher learning rate
 
@@ -40,6 +43,16 @@ class Verdict:
 
 
 KEEP = Verdict("keep")
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Where training continues after a rewind, and how."""
+
+    to: int  # step of a checkpoint
+    lr_scale: float  # of the scheduled learning rate
+    eps: float | None  # of Adam; None: that of the recipe
+
 
 _MAX_SKIPS = 10  # consecutive non-finite steps before a rewind
 _SKIP_WINDOW, _MAX_SKIP_SHARE = 200, 0.1  # steps in which skipped updates are counted, and their largest share
@@ -63,39 +76,56 @@ _LEARNT = 0.65  # median normalised loss below which a model has learnt to decod
 _LOWER_FACTORS = (1.0, 0.3, 0.1, 0.03)  # 1.0 is included because the data may have been the cause
 
 
-class Guard:
-    """Running statistics of the steps so far, and the rules that judge the next one."""
+@dataclass
+class GuardMemory:
+    """What the guard remembers between steps; saved with every checkpoint."""
 
-    def __init__(self, settings: GuardSettings) -> None:
+    lr_scale: float = 1.0  # product of the reductions and searches so far
+    eps: Annotated[float, Field(gt=0.0)] | None = None  # of Adam, if the guard lowered it
+    targets: Annotated[list[Count], Field(max_length=6)] = field(default_factory=list)  # steps of healthy checkpoints
+    rewound_to: Count | None = None
+    losses: list[float] = field(default_factory=list)  # log loss of the last steps that were not high
+    recent_losses: list[float] = field(default_factory=list)  # log loss of the last finite steps
+    grad_norms: list[float] = field(default_factory=list)
+    lowest_median: float | None = None  # lowest median of log loss so far
+    lowest_recent: float | None = None  # lowest median of `recent_losses` so far
+    lowest_spread: float = 0.0  # robust SD of the scatter between steps at that time
+    spread: float = 0.0  # robust SD of log loss
+    n_judged: int = 0
+    dropped_at: int = 0  # value of n_judged when the median log loss last dropped
+    dropped_to: float | None = None  # the median it dropped to
+    n_skipped: int = 0  # consecutive
+    skips: list[int] = field(default_factory=list)  # 1 = update skipped
+    n_skip_alarms: int = 0
+    n_high: int = 0  # consecutive
+    n_risen: int = 0  # consecutive
+    n_collapsed: int = 0  # consecutive
+    left_blank: bool = False  # the model has left the all-blank solution at least once
+    normalised_losses: list[float] = field(default_factory=list)
+    has_learnt: bool = False  # the normalised loss has fallen clearly below chance level
+    warned: bool = False
+    n_reductions: int = 0
+    n_rewinds: int = 0  # excluding rewinds within a learning-rate search
+    update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
+    eps_limits: bool = False  # eps exceeds the typical gradient; measured only if `total_change_is_small`
+    n_planned: int | None = None  # steps of the run or stage, excluding rewound ones
+    search: LrSearch = field(default_factory=LrSearch)
+
+
+def _keep(values: list[T], value: T, n: int) -> None:
+    """Append a value and keep the last `n`."""
+    values.append(value)
+    del values[:-n]
+
+
+class Guard:
+    """The rules that judge the next step from the steps so far."""
+
+    def __init__(self, settings: GuardSettings, memory: GuardMemory | None = None) -> None:
         self.settings = settings
+        self.memory = memory or GuardMemory()
         self.spike_patience = min(max(settings.stuck.patience // 5, 10), 20)  # consecutive high steps before a rewind
         self.spike_warmup = min(max(settings.stuck.patience // 2, 25), 50)  # steps before the first decision
-        self.losses: deque[float] = deque(maxlen=_WINDOW)  # log loss of steps that were not high
-        self.recent_losses: deque[float] = deque(maxlen=_RECENT)  # log loss of all finite steps
-        self.grad_norms: deque[float] = deque(maxlen=_NORM_WINDOW)
-        self.lowest_median: float | None = None  # lowest median of log loss so far
-        self.lowest_recent: float | None = None  # lowest median of `recent_losses` so far
-        self.lowest_spread = 0.0  # robust SD of the scatter between steps at that time
-        self.spread = 0.0  # robust SD of log loss
-        self.n_judged = 0
-        self.dropped_at = 0  # value of n_judged when the median log loss last dropped
-        self.dropped_to: float | None = None  # the median it dropped to
-        self.n_skipped = 0  # consecutive
-        self.skips: deque[int] = deque(maxlen=_SKIP_WINDOW)  # 1 = update skipped
-        self.n_skip_alarms = 0
-        self.n_high = 0  # consecutive
-        self.n_risen = 0  # consecutive
-        self.n_collapsed = 0  # consecutive
-        self.left_blank = False  # the model has left the all-blank solution at least once
-        self.normalised_losses: deque[float] = deque(maxlen=_RECENT)
-        self.has_learnt = False  # the normalised loss has fallen clearly below chance level
-        self.warned = False
-        self.n_reductions = 0
-        self.n_rewinds = 0  # excluding rewinds within a learning-rate search
-        self.update_ratio: float | None = None  # largest norm of an update / norm of the weights since a rewind
-        self.eps_limits = False  # eps exceeds the typical gradient; measured only if `total_change_is_small`
-        self.n_planned: int | None = None  # steps of the run or stage, excluding rewound ones
-        self.search = LrSearch()
 
     def judge(self, metrics: StepMetrics, lr: float, n_left: int | None = None) -> Verdict:
         """Judge one optimizer step; called once per step, before the update.
@@ -104,18 +134,19 @@ class Guard:
         """
         if not self.settings.enabled:
             return KEEP
+        m = self.memory
         is_finite = metrics.is_finite
-        if self.search.is_active:
+        if m.search.is_active:
             return self._judge_search(metrics if is_finite else None)
-        self.skips.append(0 if is_finite else 1)
+        _keep(m.skips, 0 if is_finite else 1, _SKIP_WINDOW)
         too_many = self._judge_skips(lr)
         if not is_finite:
             return self._judge_nonfinite(metrics) if too_many is None else too_many
-        self.n_skipped = 0
-        self.n_judged += 1
-        self.n_planned = None if n_left is None else self.n_judged + n_left - 1
-        self.grad_norms.append(metrics.grad_norm)
-        self.recent_losses.append(_log(metrics.loss))
+        m.n_skipped = 0
+        m.n_judged += 1
+        m.n_planned = None if n_left is None else m.n_judged + n_left - 1
+        _keep(m.grad_norms, metrics.grad_norm, _NORM_WINDOW)
+        _keep(m.recent_losses, _log(metrics.loss), _RECENT)
         verdicts = (  # every rule is applied to every step, because each keeps its own statistics
             self._judge_spike(metrics),
             self._judge_rise(n_left),
@@ -127,30 +158,33 @@ class Guard:
 
     def record_update_ratio(self, ratio: float) -> None:
         """Record a measured norm of the update / norm of the weights."""
-        self.update_ratio = ratio if self.update_ratio is None else max(self.update_ratio, ratio)
+        m = self.memory
+        m.update_ratio = ratio if m.update_ratio is None else max(m.update_ratio, ratio)
 
     @property
     def is_healthy(self) -> bool:
         """Whether a rewind may return to this step: no rule has fired, and the loss is near its lowest median."""
-        is_bad = bool(self.n_high or self.n_skipped or (self.n_collapsed and self.left_blank) or self.search.is_active)
-        if is_bad or self.lowest_median is None:
+        m = self.memory
+        is_bad = bool(m.n_high or m.n_skipped or (m.n_collapsed and m.left_blank) or m.search.is_active)
+        if is_bad or m.lowest_median is None:
             return not is_bad
-        if self.lowest_recent is None or len(self.recent_losses) < _RECENT:
+        if m.lowest_recent is None or len(m.recent_losses) < _RECENT:
             return True
-        limit = max(math.log(_NEAR_LOWEST), _HEALTHY_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
-        return median(self.recent_losses) - self.lowest_recent <= limit
+        limit = max(math.log(_NEAR_LOWEST), _HEALTHY_ERRORS * _MEDIAN_ERROR * m.lowest_spread)
+        return median(m.recent_losses) - m.lowest_recent <= limit
 
     @property
     def updates_are_small(self) -> bool:
         """Whether all measured updates were too small relative to the weights to leave chance level."""
-        return self.update_ratio is not None and (
-            self.update_ratio < SMALL_UPDATE or (self.total_change_is_small and self.eps_limits)
+        m = self.memory
+        return m.update_ratio is not None and (
+            m.update_ratio < SMALL_UPDATE or (self.total_change_is_small and m.eps_limits)
         )
 
     @property
     def total_change_is_small(self) -> bool:
         """Whether updates of the measured size are too small to change the weights by their own norm within the run."""
-        return step_size.distance_is_short(self.update_ratio, self.n_planned)
+        return step_size.distance_is_short(self.memory.update_ratio, self.memory.n_planned)
 
     @property
     def is_failing(self) -> bool:
@@ -158,7 +192,23 @@ class Guard:
 
         One high step counts, because its update was applied; one non-finite step does not, because it was skipped.
         """
-        return self.n_high > 0 or self.n_skipped > 1
+        return self.memory.n_high > 0 or self.memory.n_skipped > 1
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Remember the checkpoint of a healthy step as a target of rewinds.
+
+        Kept are this checkpoint, the one before it, the first of each of the last three octaves (powers of 2) of the
+        step, so that a rewind to about half the step is possible at any time, and the first, until something is learnt.
+        """
+        if not self.is_healthy:
+            return
+        earlier = [target for target in self.memory.targets if target < step]
+        first = [] if self.memory.has_learnt else earlier[:1]
+        octaves: dict[int, int] = {}
+        for target in (*earlier, step):
+            octaves.setdefault(target.bit_length(), target)
+        older = [target for octave, target in octaves.items() if 0 < step.bit_length() - 2 <= octave]
+        self.memory.targets = sorted({*first, *older, *earlier[-1:], step})
 
     def is_explosion(self, before: float, after: float) -> bool:
         """Whether an update made the loss explode, judged on its own batch before and after the update."""
@@ -176,6 +226,40 @@ class Guard:
             return None
         return step_size.lower_eps(eps, gradient)
 
+    def plan_rewind(
+        self,
+        verdict: Verdict,
+        step: int,
+        bounds: tuple[int, int],
+        scheduled_lr: Callable[[int], float],
+        eps: float,
+        gradient: float | None = None,
+    ) -> Rewind:
+        """Choose the checkpoint and the learning rate with which training continues after a verdict to rewind.
+
+        `bounds` are the first and the last step of the run or stage, `eps` that of the recipe, `gradient` the typical
+        gradient of a weight if the run is stuck.
+        """
+        m, to_start = self.memory, verdict.kind == "stuck"
+        if verdict.lr_scale is not None:  # a learning-rate search stays at its checkpoint
+            m.targets = [target for target in m.targets if target <= (m.rewound_to or 0)]
+        elif to_start:
+            m.targets = m.targets[:1]
+        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half the last healthy step
+            m.targets = [target for target in m.targets if target <= m.targets[-1] // 2] or m.targets[:1]
+        elif m.rewound_to is not None and len(m.targets) > 1 and m.targets[-1] <= m.rewound_to:
+            m.targets = m.targets[:-1]  # this checkpoint was already tried: go further back
+        m.rewound_to = to = m.targets[-1] if m.targets else 0
+        if verdict.lr_scale is not None:
+            m.lr_scale = verdict.lr_scale
+            return Rewind(to, m.lr_scale, m.eps)
+        lower = self.lower_eps(m.eps or eps, gradient) if to_start and gradient is not None else None
+        m.eps = lower or m.eps
+        lr_step = max(range(to, max(step, to + 1)), key=scheduled_lr)
+        is_far = verdict.kind == "rise" or to == bounds[0]
+        m.lr_scale = self.after_rewind(to_start, m.lr_scale, bounds[1] - to, lr_step, is_far, lower is not None)
+        return Rewind(to, m.lr_scale, m.eps)
+
     def after_rewind(
         self,
         to_start: bool = False,
@@ -192,24 +276,25 @@ class Guard:
         the end of the run (None: no search), `lr_step` the step since then with the highest learning rate. After
         `eps_lowered` updates are no longer small, and the learning rate has to be chosen again.
         """
+        m = self.memory
         small = to_start and self.updates_are_small and not eps_lowered
         factors = _LOWER_FACTORS if eps_lowered else self._search_factors(to_start)
-        self.n_rewinds += 1
-        self.dropped_to = None
+        m.n_rewinds += 1
+        m.dropped_to = None
         if to_start or is_far:
-            self.losses.clear()
-            self.normalised_losses.clear()
-            self.lowest_median, self.lowest_recent = None, None
-            self.n_judged = self.dropped_at = 0
+            m.losses.clear()
+            m.normalised_losses.clear()
+            m.lowest_median, m.lowest_recent = None, None
+            m.n_judged = m.dropped_at = 0
         self._reset_counters()
-        self.grad_norms.clear()
-        self.update_ratio = None
+        m.grad_norms.clear()
+        m.update_ratio = None
         n_steps = min(max(self.settings.stuck.patience // 3, 20), 200)
         n_steps = min(n_steps, (n_left or 0) - 1)
         if n_steps >= MIN_STEPS:
             scales = [lr_scale * factor for factor in factors]
             early = (to_start or is_far) and not small
-            return self.search.start(scales, n_steps, early, None if small else lr_step, n_left or 0)
+            return m.search.start(scales, n_steps, early, None if small else lr_step, n_left or 0)
         if eps_lowered:
             return lr_scale
         factor = _STUCK_LR_FACTOR if to_start else _LR_FACTOR
@@ -220,7 +305,7 @@ class Guard:
 
         With a large eps, updates are proportional to the learning rate, so their size indicates a good factor.
         """
-        ratio = self.update_ratio
+        ratio = self.memory.update_ratio
         if not to_start or ratio is None or ratio > LARGE_UPDATE:
             return _LOWER_FACTORS
         if not self.updates_are_small:
@@ -229,133 +314,143 @@ class Guard:
 
     def start_stage(self) -> None:
         """Reset statistics and counters for a new stage; `left_blank` and `has_learnt` are kept."""
-        self.losses.clear()
-        self.grad_norms.clear()
-        self.normalised_losses.clear()
-        self.lowest_median, self.lowest_recent, self.dropped_to, self.spread = None, None, None, 0.0
-        self.n_judged = self.dropped_at = 0
-        self.update_ratio = None
-        self.search.reset()
+        m = self.memory
+        m.losses.clear()
+        m.grad_norms.clear()
+        m.normalised_losses.clear()
+        m.lowest_median, m.lowest_recent, m.dropped_to, m.spread = None, None, None, 0.0
+        m.n_judged = m.dropped_at = 0
+        m.update_ratio = None
+        m.search.reset()
         self._reset_counters()
 
     def _reset_counters(self) -> None:
-        self.n_high = self.n_risen = self.n_skipped = self.n_collapsed = 0
-        self.recent_losses.clear()
-        self.skips.clear()
-        self.warned = False
+        m = self.memory
+        m.n_high = m.n_risen = m.n_skipped = m.n_collapsed = 0
+        m.recent_losses.clear()
+        m.skips.clear()
+        m.warned = False
 
     def _judge_search(self, metrics: StepMetrics | None) -> Verdict:
         """Judge a step of a learning-rate search; no other rule applies until the search ends."""
-        if not self.search.observe(None if metrics is None else _log(metrics.loss)):
+        m = self.memory
+        if not m.search.observe(None if metrics is None else _log(metrics.loss)):
             return KEEP if metrics else Verdict("skip", "search", "loss or grad_norm not finite in a test run")
-        scale = self.search.next_scale or self.search.extend(self.update_ratio) or self.search.refine()
+        scale = m.search.next_scale or m.search.refine()
         if scale is not None:
             return Verdict("rewind", "search", f"next test run: learning rate × {scale:.3g}", lr_scale=scale)
-        scale, tested = self.search.choose()
-        self.search.reset()
-        self.update_ratio = None
+        scale, tested = m.search.choose()
+        m.search.reset()
+        m.update_ratio = None
         return Verdict("rewind", "search", f"learning rate × {scale:.3g} (losses by scale: {tested})", lr_scale=scale)
 
     def _judge_nonfinite(self, metrics: StepMetrics) -> Verdict:
-        self.n_skipped += 1
+        m = self.memory
+        m.n_skipped += 1
         names = " and ".join(n for n in ("loss", "grad_norm") if not math.isfinite(getattr(metrics, n)))
-        if self.n_skipped >= _MAX_SKIPS:
-            return self._verdict("rewind", "non_finite", f"{names} not finite for {self.n_skipped} consecutive steps")
+        if m.n_skipped >= _MAX_SKIPS:
+            return self._verdict("rewind", "non_finite", f"{names} not finite for {m.n_skipped} consecutive steps")
         return Verdict("skip", "non_finite", f"{names} not finite")
 
     def _judge_skips(self, lr: float) -> Verdict | None:
         """Judge the share of skipped updates: reduce the learning rate, then rewind, then stop; None if it is low."""
-        n = sum(self.skips)
-        if n <= _MAX_SKIP_SHARE * _SKIP_WINDOW or not self.skips[-1]:
+        m = self.memory
+        n = sum(m.skips)
+        if n <= _MAX_SKIP_SHARE * _SKIP_WINDOW or not m.skips[-1]:
             return None
-        reason = f"{n} of the last {len(self.skips)} updates skipped"
-        self.skips.clear()
-        self.n_skip_alarms += 1
-        if self.n_skip_alarms == 1 and (factor := self._reduction(lr)) < 1:
-            self.n_skipped += 1
+        reason = f"{n} of the last {len(m.skips)} updates skipped"
+        m.skips.clear()
+        m.n_skip_alarms += 1
+        if m.n_skip_alarms == 1 and (factor := self._reduction(lr)) < 1:
+            m.n_skipped += 1
             return Verdict("reduce_lr", "skips", reason, lr_factor=factor)
-        if self.n_skip_alarms <= 2:
+        if m.n_skip_alarms <= 2:
             return self._verdict("rewind", "skips", reason)
         return Verdict("stop", "skips", f"{reason}, after a lower learning rate and a rewind")
 
     def _judge_spike(self, metrics: StepMetrics) -> Verdict:
+        m = self.memory
         log_loss = _log(metrics.loss)
         limit = self._spike_limit()
         if limit is None or log_loss <= limit:
-            self.n_high = 0
-            self.losses.append(log_loss)
+            m.n_high = 0
+            _keep(m.losses, log_loss, _WINDOW)
             return KEEP
-        self.n_high += 1
-        if self.n_high < self.spike_patience:
+        m.n_high += 1
+        if m.n_high < self.spike_patience:
             return KEEP
-        assert self.lowest_median is not None
-        reason = f"loss {metrics.loss:.3g} above its lowest median {math.exp(self.lowest_median):.3g}"
-        return self._verdict("rewind", "spike", f"{reason} for {self.n_high} consecutive steps")
+        assert m.lowest_median is not None
+        reason = f"loss {metrics.loss:.3g} above its lowest median {math.exp(m.lowest_median):.3g}"
+        return self._verdict("rewind", "spike", f"{reason} for {m.n_high} consecutive steps")
 
     def _spike_limit(self) -> float | None:
         """Return the log loss above which a step counts as high; None while there are too few steps."""
-        if self.n_judged <= self.spike_warmup or len(self.losses) < 20:
+        m = self.memory
+        if m.n_judged <= self.spike_warmup or len(m.losses) < 20:
             return None
-        if self.lowest_median is None or self.n_judged % 10 == 0:
-            middle = median(self.losses)
-            self.lowest_median = middle if self.lowest_median is None else min(self.lowest_median, middle)
-            self.spread = 1.4826 * median(abs(v - middle) for v in self.losses)
-        return self.lowest_median + max(_SPIKE_SD * self.spread, math.log(_SPIKE_RATIO))
+        if m.lowest_median is None or m.n_judged % 10 == 0:
+            middle = median(m.losses)
+            m.lowest_median = middle if m.lowest_median is None else min(m.lowest_median, middle)
+            m.spread = 1.4826 * median(abs(v - middle) for v in m.losses)
+        return m.lowest_median + max(_SPIKE_SD * m.spread, math.log(_SPIKE_RATIO))
 
     def _judge_rise(self, n_left: int | None) -> Verdict:
         """Judge a lasting rise that is too small for a spike; at the last step of the run any duration counts."""
-        if self.lowest_median is None or len(self.recent_losses) < _RECENT:
+        m = self.memory
+        if m.lowest_median is None or len(m.recent_losses) < _RECENT:
             return KEEP
-        recent = median(self.recent_losses)
-        if self.lowest_recent is None or recent <= self.lowest_recent:
-            changes = [abs(b - a) for a, b in pairwise(self.losses)]  # unlike `spread`, independent of a trend
-            self.lowest_recent, self.lowest_spread = recent, 1.4826 * median(changes) / math.sqrt(2)
-        lowest = self.lowest_recent
-        limit = lowest + max(math.log(_RISE), _RISE_ERRORS * _MEDIAN_ERROR * self.lowest_spread)
+        recent = median(m.recent_losses)
+        if m.lowest_recent is None or recent <= m.lowest_recent:
+            changes = [abs(b - a) for a, b in pairwise(m.losses)]  # unlike `spread`, independent of a trend
+            m.lowest_recent, m.lowest_spread = recent, 1.4826 * median(changes) / math.sqrt(2)
+        lowest = m.lowest_recent
+        limit = lowest + max(math.log(_RISE), _RISE_ERRORS * _MEDIAN_ERROR * m.lowest_spread)
         if recent <= limit:
-            self.n_risen = 0
+            m.n_risen = 0
             return KEEP
-        self.n_risen += 1
-        at_end = n_left == 1 and self.n_rewinds < self.settings.max_rewinds
-        if self.n_risen < 2 * self.spike_patience and not at_end:
+        m.n_risen += 1
+        at_end = n_left == 1 and m.n_rewinds < self.settings.max_rewinds
+        if m.n_risen < 2 * self.spike_patience and not at_end:
             return KEEP
         reason = f"median loss {math.exp(recent):.3g}, up from {math.exp(lowest):.3g},"
-        return self._verdict("rewind", "rise", f"{reason} for {self.n_risen} consecutive steps")
+        return self._verdict("rewind", "rise", f"{reason} for {m.n_risen} consecutive steps")
 
     def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
+        m = self.memory
         patience = self.settings.stuck.patience
-        if self.has_learnt:
+        if m.has_learnt:
             return KEEP
-        if self.lowest_median is None or metrics.normalised_loss is None:
+        if m.lowest_median is None or metrics.normalised_loss is None:
             return KEEP
-        self.normalised_losses.append(metrics.normalised_loss)
-        is_full = len(self.normalised_losses) == _RECENT
-        self.has_learnt = is_full and median(self.normalised_losses) < _LEARNT
-        if self.has_learnt:
+        _keep(m.normalised_losses, metrics.normalised_loss, _RECENT)
+        is_full = len(m.normalised_losses) == _RECENT
+        m.has_learnt = is_full and median(m.normalised_losses) < _LEARNT
+        if m.has_learnt:
             return KEEP
-        if self.dropped_to is None or self.lowest_median <= self.dropped_to + math.log1p(-_MIN_DROP):
-            self.dropped_at, self.dropped_to = self.n_judged, self.lowest_median
-        n_steps = self.n_judged - self.dropped_at
-        level = median(self.normalised_losses) if is_full else 0.0
-        above_chance = level > _ABOVE_CHANCE and self.n_judged >= patience
-        too_slow = level > _AT_CHANCE and self.n_judged >= 2 * patience and self.updates_are_small
-        too_short = self.total_change_is_small and self.eps_limits and self.n_judged >= patience
-        too_large = (self.update_ratio or 0.0) > EXCESSIVE_UPDATE and self.n_judged >= patience
+        if m.dropped_to is None or m.lowest_median <= m.dropped_to + math.log1p(-_MIN_DROP):
+            m.dropped_at, m.dropped_to = m.n_judged, m.lowest_median
+        n_steps = m.n_judged - m.dropped_at
+        level = median(m.normalised_losses) if is_full else 0.0
+        above_chance = level > _ABOVE_CHANCE and m.n_judged >= patience
+        too_slow = level > _AT_CHANCE and m.n_judged >= 2 * patience and self.updates_are_small
+        too_short = self.total_change_is_small and m.eps_limits and m.n_judged >= patience
+        too_large = (m.update_ratio or 0.0) > EXCESSIVE_UPDATE and m.n_judged >= patience
         if n_steps < patience and not (above_chance or too_slow or too_short or too_large):
             return KEEP
-        self.dropped_to = None  # start counting again
+        m.dropped_to = None  # start counting again
         fall = f"has not fallen by {100 * _MIN_DROP:g} % in {n_steps} steps and is at chance level"
         if n_steps < patience:
             place = "above" if above_chance else "at" if too_slow else "near"
-            fall = f"is still {place} chance level after {self.n_judged} steps"
+            fall = f"is still {place} chance level after {m.n_judged} steps"
         size = ""
-        if self.update_ratio is not None:
+        if m.update_ratio is not None:
             too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
-            too += f" in {self.n_planned:,} steps" if self.total_change_is_small and self.eps_limits else ""
-            size = f"; update norm at most {self.update_ratio:.2g} of the weight norm{too}"
+            too += f" in {m.n_planned:,} steps" if self.total_change_is_small and m.eps_limits else ""
+            size = f"; update norm at most {m.update_ratio:.2g} of the weight norm{too}"
         return self._verdict("rewind", "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
+        m = self.memory
         action = self.settings.collapse.action
         collapsed = (
             metrics.blank_share >= _COLLAPSED_BLANKS
@@ -365,65 +460,45 @@ class Guard:
         if not collapsed:
             varied = metrics.blank_share < _MAX_BLANK_FRACTION and metrics.n_distinct > 10
             informative = metrics.normalised_loss is not None and metrics.normalised_loss < _AT_CHANCE
-            self.left_blank = self.left_blank or (varied and informative)
-            self.n_collapsed, self.warned = 0, False
+            m.left_blank = m.left_blank or (varied and informative)
+            m.n_collapsed, m.warned = 0, False
             return KEEP
-        self.n_collapsed += 1
-        if action == "ignore" or self.warned or not self.left_blank or self.n_collapsed < _COLLAPSE_STEPS:
+        m.n_collapsed += 1
+        if action == "ignore" or m.warned or not m.left_blank or m.n_collapsed < _COLLAPSE_STEPS:
             return KEEP
         reason = (
             f"{100 * metrics.blank_share:.1f} % of frames blank, {metrics.n_distinct} different phonemes,"
-            f" output length {metrics.length_ratio:.2f} of the target length for {self.n_collapsed} steps"
+            f" output length {metrics.length_ratio:.2f} of the target length for {m.n_collapsed} steps"
         )
-        self.warned = True
+        m.warned = True
         return self._verdict(action, "collapse", reason)
 
     def _judge_grad_norm(self, lr: float) -> Verdict:
+        m = self.memory
         settings = self.settings.adaptive
-        if settings.threshold is None or len(self.grad_norms) < _NORM_WINDOW:
+        if settings.threshold is None or len(m.grad_norms) < _NORM_WINDOW:
             return KEEP
-        mean = sum(self.grad_norms) / len(self.grad_norms)
+        mean = sum(m.grad_norms) / len(m.grad_norms)
         if mean <= settings.threshold or (factor := self._reduction(lr)) == 1:
             return KEEP
-        self.grad_norms.clear()
+        m.grad_norms.clear()
         reason = f"mean gradient norm {mean:.3g} above {settings.threshold:g}"
         return Verdict("reduce_lr", "gradient_norm", reason, lr_factor=factor)
 
     def _reduction(self, lr: float) -> float:
         """Count one more reduction and return its factor, clamped to `min_lr`; 1 if none is left."""
         settings = self.settings.adaptive
-        if self.n_reductions >= settings.max_reductions or lr <= settings.min_lr:
+        if self.memory.n_reductions >= settings.max_reductions or lr <= settings.min_lr:
             return 1.0
-        self.n_reductions += 1
+        self.memory.n_reductions += 1
         return max(settings.factor, settings.min_lr / lr)
 
     def _verdict(self, action: Action, kind: str, reason: str) -> Verdict:
         """Return the verdict; after `max_rewinds` rewinds, stop instead of rewinding again."""
         remedy: Remedy = "raise" if kind == "stuck" and self.updates_are_small else "lower"
-        if action == "rewind" and self.n_rewinds >= self.settings.max_rewinds:
-            return Verdict("stop", kind, f"{reason}, after {self.n_rewinds} rewinds", remedy=remedy)
+        if action == "rewind" and self.memory.n_rewinds >= self.settings.max_rewinds:
+            return Verdict("stop", kind, f"{reason}, after {self.memory.n_rewinds} rewinds", remedy=remedy)
         return Verdict(action, kind, reason, remedy=remedy)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values for a checkpoint."""
-        state = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("settings", "search", "spike_patience", "spike_warmup")
-        }
-        state |= {f"search_{name}": value for name, value in self.search.to_dict().items()}
-        return {name: list(value) if isinstance(value, deque | list) else value for name, value in state.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `to_dict` returned."""
-        for name, value in state.items():
-            if name.startswith("search_"):
-                setattr(self.search, name.removeprefix("search_"), list(value) if isinstance(value, list) else value)
-            elif isinstance(kept := getattr(self, name, None), deque):
-                kept.clear()
-                kept.extend(value)
-            else:
-                setattr(self, name, value)
 
 
 def _log(loss: float) -> float:

@@ -58,19 +58,18 @@ def train(
     differ.
     """
     state.distributed = distributed = distributed or Distributed()
-    loop = _Loop(state, device, callback, distributed)
+    loop, progress = _Loop(state, device, callback, distributed), state.progress
     settings = state.recipe.train
     encode = make_encode() if make_encode else partial(encode_for_training, state.model)
     state.model.train()
-    state.interval.started = time.perf_counter()
-    if state.step == 0:
+    if progress.step == 0:
         loop.save(scheduled=True)
     on_device = prefetch(batches, device)
     stopping = False  # if stop is requested on any process, all of them stop after the same step
     while not state.is_finished and not stopping:
         loading = time.perf_counter()
         drawn = [next(on_device) for _ in range(settings.accumulate)]
-        waiting_s = time.perf_counter() - loading
+        loop.waiting_s += time.perf_counter() - loading
 
         learning_rates = _set_learning_rates(state)
         # Augment, forward, loss, backward.
@@ -83,26 +82,26 @@ def train(
         verdict = KEEP if metrics is None else _judge(state, metrics, lr)
         if verdict.applies_update and (metrics is None or metrics.may_update):
             # The update ratio is measured one step before a row is written; both are then read in one synchronisation.
-            apply_update(state, measure=(state.step + 2) % settings.log_every == 0)
+            apply_update(state, measure=(progress.step + 2) % settings.log_every == 0)
         finish_step(state)
-        state.step += 1
-        state.position += settings.accumulate
+        progress.step += 1
+        progress.position += settings.accumulate
         skipped_by = None if verdict.applies_update else verdict.kind
-        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), waiting_s, skipped_by)
+        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), skipped_by)
         stopping = distributed.any(stop.requested)
 
         if metrics is not None and verdict.action != "keep" and verdict is not _OVERFLOW:
             loop.respond(verdict, metrics, drawn)
         if verdict.action == "rewind":
             continue
-        callback.on_step(state.step)
-        is_last = state.step == settings.steps or state.stage_is_over
-        if state.step % settings.log_every == 0 or is_last:
+        callback.on_step(progress.step)
+        is_last = progress.step == settings.steps or state.stage_is_over
+        if progress.step % settings.log_every == 0 or is_last:
             loop.log(learning_rates)
-        validated = state.step % settings.validate_every == 0 or is_last
+        validated = progress.step % settings.validate_every == 0 or is_last
         improved = validated and loop.validate(validate)
         if validated and state.stage_is_over:
-            if state.interval.n_steps or loop.unread:  # this validation ended the stage early
+            if progress.interval.n_steps or loop.unread:  # this validation ended the stage early
                 loop.log(learning_rates)
             if metrics is not None and (problem := loop.find_failure(metrics, drawn)) is not None:
                 loop.restore_healthy(problem)
@@ -110,7 +109,7 @@ def train(
                 callback.on_stage_end(state.stage_summary())
             state.start_next_stage()
             encode = make_encode() if make_encode and not state.is_finished else encode
-        scheduled = validated or state.step % settings.checkpoint_every == 0
+        scheduled = validated or progress.step % settings.checkpoint_every == 0
         if scheduled or stopping:
             loop.checkpoint(improved, scheduled)
     if stopping and not stop.requested:
@@ -124,10 +123,11 @@ def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
     """Set and return the learning rates of the next update."""
-    if state.eps is not None:
-        set_eps(state.optimizer, state.eps)
-    step = state.step if state.guard.search.lr_step is None else state.guard.search.lr_step
-    lr = state.lr_scale * _scheduled_lr(state, step)
+    guard = state.guard.memory
+    if guard.eps is not None:
+        set_eps(state.optimizer, guard.eps)
+    step = state.progress.step if guard.search.lr_step is None else guard.search.lr_step
+    lr = guard.lr_scale * _scheduled_lr(state, step)
     return set_learning_rates(state.optimizer, lr, state.recipe.optimizer.session_lr_factor)
 
 
@@ -140,11 +140,11 @@ def _scheduled_lr(state: TrainingState, step: int) -> float:
     if stage is not None:
         factor = stage.lr_factor
         if stage.schedule == "restart" and stage.steps is not None:
-            step, n_steps = step - state.progress.began, stage.steps
-    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.plateau)
+            step, n_steps = step - state.progress.curriculum.began, stage.steps
+    return factor * learning_rate(state.recipe.schedule, step, n_steps, state.progress.plateau)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Loop:
     """Work between steps: logging, validation, checkpoints, and the response to the guard's verdicts."""
 
@@ -152,34 +152,44 @@ class _Loop:
     device: torch.device
     callback: Callback
     distributed: Distributed
-    unread: list[tuple[DeviceMetrics, int, float]] = field(default_factory=list)  # metrics, trials, waiting time
+    unread: list[tuple[DeviceMetrics, int]] = field(default_factory=list)  # metrics, trials
+    started: float = field(default_factory=time.perf_counter)  # of the steps in the next row
+    waiting_s: float = 0.0  # for data, in these steps
 
-    def add(
-        self, metrics: StepMetrics | DeviceMetrics, n_trials: int, waiting_s: float, skipped_by: str | None
-    ) -> None:
+    def add(self, metrics: StepMetrics | DeviceMetrics, n_trials: int, skipped_by: str | None) -> None:
         """Add a step to the next row; metrics on the device are read when the row or a checkpoint is written."""
         if isinstance(metrics, DeviceMetrics):
-            self.unread.append((metrics, n_trials, waiting_s))
+            self.unread.append((metrics, n_trials))
         else:
-            self.state.interval.add(metrics, n_trials, waiting_s, skipped_by)
+            self.state.progress.interval.add(metrics, n_trials, skipped_by)
 
     def _read_metrics(self) -> None:
         """Add all steps whose metrics are still on the device."""
-        steps = read_metrics([step for step, _, _ in self.unread])
-        for metrics, (_, n_trials, waiting_s) in zip(steps, self.unread, strict=True):
+        steps = read_metrics([step for step, _ in self.unread])
+        for metrics, (_, n_trials) in zip(steps, self.unread, strict=True):
             self.state.record_update_ratio(metrics.update_ratio)
-            self.state.interval.add(metrics, n_trials, waiting_s, None)
+            self.state.progress.interval.add(metrics, n_trials, None)
         self.unread.clear()
 
     def log(self, learning_rates: dict[str, float]) -> None:
         """Write the means since the last training row."""
         self._read_metrics()
-        memory = self.distributed.max(memory_mb(self.device))
-        row = self.state.interval.to_row(self.state.step, learning_rates, memory)
-        self.state.interval = IntervalMetrics()
+        progress = self.state.progress
+        n_steps = max(1, progress.interval.n_steps)
+        cost = {
+            "seconds_per_step": (time.perf_counter() - self.started) / n_steps,
+            "waiting_for_data_s": self.waiting_s / n_steps,
+            "memory_mb": self.distributed.max(memory_mb(self.device)),
+        }
+        row = progress.interval.to_row(progress.step, learning_rates, cost)
+        self._start_interval()
         self._write_row(row)
         if not self.state.recipe.guard.enabled:
             self._check_finite(row)
+
+    def _start_interval(self) -> None:
+        self.state.progress.interval = IntervalMetrics()
+        self.started, self.waiting_s = time.perf_counter(), 0.0
 
     def validate(self, validate: Validate | None) -> bool:
         """Validate the weights that would be saved; return whether they are the best so far."""
@@ -188,14 +198,17 @@ class _Loop:
         if validate is not None:
             with state.average.applied(state.model):
                 validation = validate(state.model)
-            row = {"step": state.step, **validation.row}
+            row = {"step": state.progress.step, **validation.row}
             row["per_moving_average_200_steps"] = state.record_validation(row["per"], row.get("wer"))
             if self.distributed.is_main:
-                append_jsonl(state.run.predictions_file, *({"step": state.step, **p} for p in validation.predictions))
+                append_jsonl(
+                    state.run.predictions_file, *({"step": state.progress.step, **p} for p in validation.predictions)
+                )
             self._write_row(row)
-        state.interval.started = time.perf_counter()
-        found = Best(state.step, row.get("per"), row.get("loss"), state.position, row.get("wer"))
-        return state.best.update(found, state.recipe.train.select_by)
+        self.started = time.perf_counter()
+        progress = state.progress
+        found = Best(progress.step, row.get("per"), row.get("loss"), progress.position, row.get("wer"))
+        return progress.best.update(found, state.recipe.train.select_by)
 
     def checkpoint(self, improved: bool, scheduled: bool) -> None:
         state = self.state
@@ -205,8 +218,9 @@ class _Loop:
         if name is not None:
             if improved:
                 link(state.run, "best", state.run.checkpoints / name)
-            if state.progress.began == state.step:  # a stage has ended: link its best checkpoint
-                repair_best_links(state.run, state.best, state.stage_bests)
+            progress = state.progress
+            if progress.curriculum.began == progress.step:  # a stage has ended: link its best checkpoint
+                repair_best_links(state.run, progress.best, progress.stage_bests)
         self.distributed.barrier()
 
     def save(self, scheduled: bool) -> str | None:
@@ -220,7 +234,7 @@ class _Loop:
         """Carry out a verdict other than `keep`, and record it."""
         state = self.state
         row: dict[str, Any] = {
-            "step": state.step,
+            "step": state.progress.step,
             "position": batches[0].position,
             "kind": verdict.kind,
             "action": verdict.action,
@@ -231,8 +245,8 @@ class _Loop:
         if verdict.kind != "search" and (bad_bins := _find_bad_bins(batches)):
             row["bad_bins"] = bad_bins
         if verdict.action == "reduce_lr":
-            state.lr_scale *= verdict.lr_factor
-            row["lr_scale"] = state.lr_scale
+            state.guard.memory.lr_scale *= verdict.lr_factor
+            row["lr_scale"] = state.guard.memory.lr_scale
         if verdict.action == "rewind":
             row |= self._rewind(verdict)
         if self.distributed.is_main:
@@ -245,7 +259,7 @@ class _Loop:
                 f" ({state.recipe.optimizer.eps:g})",
             }[verdict.remedy]
             raise UserError(
-                f"training was stopped at step {state.step}: {verdict.reason}; {remedy}; the evidence is in"
+                f"training was stopped at step {state.progress.step}: {verdict.reason}; {remedy}; the evidence is in"
                 f" {state.run.incidents_file}"
             )
 
@@ -259,7 +273,7 @@ class _Loop:
         if not guard.settings.enabled:
             return None
         if guard.is_failing:
-            n_failing = max(guard.n_high, guard.n_skipped)
+            n_failing = max(guard.memory.n_high, guard.memory.n_skipped)
             return f"the last {n_failing} steps of the stage had a high or non-finite loss"
         after = measure_loss(self.state, batches, self.device, self.distributed)
         if not guard.is_explosion(metrics.loss, after):
@@ -268,16 +282,16 @@ class _Loop:
 
     def restore_healthy(self, problem: str) -> None:
         """At the end of a stage whose weights are broken: continue from the last healthy weights of the stage."""
-        state = self.state
-        if not state.rewind_targets or state.rewind_targets[-1] >= state.step:
+        state, targets = self.state, self.state.guard.memory.targets
+        if not targets or targets[-1] >= state.progress.step:
             return
-        step, target = state.step, load_checkpoint(state.run.checkpoints / f"step-{state.rewind_targets[-1]:08d}")
+        step, target = state.progress.step, load_checkpoint(state.run.checkpoints / f"step-{targets[-1]:08d}")
         state.restore_weights(target)
         self.distributed.barrier()  # rank 0 may remove this checkpoint when it writes the next one
-        state.step = step  # the stage is over
+        state.progress.step = step  # the stage is over
         row = {
             "step": step,
-            "position": state.position,
+            "position": state.progress.position,
             "kind": "stage_end",
             "action": "restore",
             "reason": f"{problem}: continuing from the weights of step {target.step}",
@@ -287,46 +301,23 @@ class _Loop:
             self.callback.on_incident(row)
 
     def _rewind(self, verdict: Verdict) -> dict[str, Any]:
-        """Return to the last good checkpoint, or to the first, with another learning rate.
-
-        The position in the data is kept.
-        """
+        """Return to a checkpoint, with another learning rate. The position in the data is kept."""
         state = self.state
-        to_start = verdict.kind == "stuck"
-        targets = state.rewind_targets
-        if verdict.lr_scale is not None:  # a learning-rate search stays at its checkpoint
-            targets = [step for step in targets if step <= (state.rewound_to or 0)]
-        elif to_start:
-            targets = targets[:1]
-        elif verdict.kind == "rise":  # the weights degraded slowly: go back to half the last healthy step
-            targets = [step for step in targets if step <= targets[-1] // 2] or targets[:1]
-        elif state.rewound_to is not None and len(targets) > 1 and targets[-1] <= state.rewound_to:
-            targets = targets[:-1]  # this checkpoint was already tried: go further back
-        state.rewind_targets, failed_at = targets, state.step
-        eps = None
-        if to_start and (gradient := state.typical_gradient()) is not None:
-            eps = state.guard.lower_eps(state.eps or state.recipe.optimizer.eps, gradient)
-        target = load_checkpoint(state.run.checkpoints / f"step-{targets[-1] if targets else 0:08d}")
+        step, began = state.progress.step, state.progress.curriculum.began
+        gradient = state.typical_gradient() if verdict.kind == "stuck" else None
+        schedule, eps = partial(_scheduled_lr, state), state.recipe.optimizer.eps
+        rewind = state.guard.plan_rewind(verdict, step, (began, step + state.n_left), schedule, eps, gradient)
+        target = load_checkpoint(state.run.checkpoints / f"step-{rewind.to:08d}")
         state.restore_weights(target)
         if self.distributed.is_main:
             # In this order, a run that is killed between the two calls resumes at the target and repeats the rewind.
             link(state.run, "last", target.folder)
             remove_newer(state.run, target)
-        state.rewound_to = target.step
-        if verdict.lr_scale is not None:
-            state.lr_scale = verdict.lr_scale
-        else:
-            lr_step = max(range(state.step, max(failed_at, state.step + 1)), key=partial(_scheduled_lr, state))
-            is_far = verdict.kind == "rise" or target.step == state.progress.began
-            state.eps = eps or state.eps
-            state.lr_scale = state.guard.after_rewind(
-                to_start, state.lr_scale, state.n_left, lr_step, is_far, eps is not None
-            )
-        state.interval = IntervalMetrics()
+        self._start_interval()
         rows = state.remove_rewound_rows() if self.distributed.is_main else []
         self.distributed.barrier()
-        changed = {"lr_scale": state.lr_scale} | ({} if state.eps is None else {"eps": state.eps})
-        return {"rewound_to": target.step, **changed, "rows": rows}
+        changed = {"lr_scale": rewind.lr_scale} | ({} if rewind.eps is None else {"eps": rewind.eps})
+        return {"rewound_to": rewind.to, **changed, "rows": rows}
 
     def _check_finite(self, row: dict[str, Any]) -> None:
         """Without the guard: record non-finite metrics and stop, instead of continuing with broken weights."""
@@ -345,9 +336,9 @@ class _Loop:
     def _write_row(self, row: dict[str, Any]) -> None:
         state = self.state
         if state.batches_per_epoch:
-            row["epoch"] = round(state.position / state.batches_per_epoch, 4)
+            row["epoch"] = round(state.progress.position / state.batches_per_epoch, 4)
         if state.stage is not None:
-            index = min(state.progress.index, len(state.recipe.stages) - 1)
+            index = min(state.progress.curriculum.index, len(state.recipe.stages) - 1)
             row |= {"stage": state.stage.name, "stage_index": index}
         if self.distributed.is_main:
             append_jsonl(state.run.metrics_file, row)

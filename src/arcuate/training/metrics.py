@@ -1,7 +1,6 @@
 """Metrics of one optimizer step, and their means over a logging interval."""
 
 import math
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -75,14 +74,11 @@ class IntervalMetrics:
     n_steps: int = 0
     n_trials: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # steps without an update, by the rule that decided
-    waiting_s: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
 
-    def add(self, metrics: StepMetrics, n_trials: int, waiting_s: float, skipped_by: str | None) -> None:
+    def add(self, metrics: StepMetrics, n_trials: int, skipped_by: str | None) -> None:
         """Add one step; `skipped_by` names the rule if its update was not applied."""
         self.n_steps += 1
         self.n_trials += n_trials
-        self.waiting_s += waiting_s
         if skipped_by is not None:
             self.skipped[skipped_by] = self.skipped.get(skipped_by, 0) + 1
         if skipped_by is not None and not metrics.is_finite:
@@ -94,7 +90,7 @@ class IntervalMetrics:
         for head, loss in metrics.losses.items():
             self.losses[head] = self.losses.get(head, 0.0) + loss
 
-    def to_row(self, step: int, learning_rates: dict[str, float], memory_mb: float | None) -> dict[str, Any]:
+    def to_row(self, step: int, learning_rates: dict[str, float], cost: dict[str, float]) -> dict[str, Any]:
         """Return one row of metrics.jsonl over the steps added so far; means are over the finite ones."""
         n = self.n_finite
 
@@ -117,13 +113,5 @@ class IntervalMetrics:
             "lr_session": learning_rates.get("session"),
             "skipped": self.skipped,
             "n_trials": self.n_trials,
-            "cost": {
-                "seconds_per_step": (time.perf_counter() - self.started) / max(1, self.n_steps),
-                "waiting_for_data_s": self.waiting_s / max(1, self.n_steps),
-                "memory_mb": memory_mb,
-            },
+            "cost": cost,
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the sums as plain values for a checkpoint; times are not part of it."""
-        return {name: value for name, value in vars(self).items() if name not in ("started", "waiting_s")}

@@ -7,33 +7,30 @@ the rate: each is undone by another rewind. The position in the data never moves
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 MIN_STEPS = 10  # shortest test run; no search with fewer steps left in the run
 _FAILED = 1e9  # score of a test run with non-finite steps or an exploding loss
 _TIE = 0.03  # scores (log loss) that differ by less are equal; the higher learning rate is then taken
 _EXPLODED = math.log(3.0)  # rise of log loss within a test run
 _MAX_NONFINITE = 3  # non-finite steps after which a test run has failed
-_EXTENSION = 3.0  # factor from the highest scale to the next one
-_MAX_TEST_RUNS = 9  # after this many test runs no higher scale is added
-_USUAL_UPDATE = 0.04  # norm of the update / norm of the weights in the first steps of healthy runs: 0.03 to 0.06
 _FINAL_LENGTH = 3  # length of the final test runs / length of the first ones
 
 
+@dataclass
 class LrSearch:
     """State of the search: the scales to try, the scores so far, and the losses of the current test run."""
 
-    def __init__(self) -> None:
-        self.scales: list[float] = []  # learning-rate scales, one per test run; empty = no search
-        self.scores: list[float] = []  # median log loss of the second half of each finished test run
-        self.losses: list[float] = []  # log losses of the current test run
-        self.n_steps = 0  # per test run
-        self.n_nonfinite = 0  # non-finite steps of the current test run
-        self.lr_step: int | None = None  # test runs use the scheduled learning rate of this step; None = their own
-        self.is_early = False  # the loss still falls steeply at the checkpoint
-        self.n_left = 0  # steps left in the run at the checkpoint
-        self.is_final = False  # now in the longer test runs of the best scale and the next lower one
+    scales: list[float] = field(default_factory=list)  # learning-rate scales, one per test run; empty = no search
+    scores: list[float] = field(default_factory=list)  # median log loss of the second half of each finished test run
+    losses: list[float] = field(default_factory=list)  # log losses of the current test run
+    n_steps: int = 0  # per test run
+    n_nonfinite: int = 0  # non-finite steps of the current test run
+    lr_step: int | None = None  # test runs use the scheduled learning rate of this step; None = their own
+    is_early: bool = False  # the loss still falls steeply at the checkpoint
+    n_left: int = 0  # steps left in the run at the checkpoint
+    is_final: bool = False  # now in the longer test runs of the best scale and the next lower one
 
     @property
     def is_active(self) -> bool:
@@ -56,24 +53,6 @@ class LrSearch:
     def _is_upward(self) -> bool:
         """Whether the test runs look for a higher learning rate, because updates were too small."""
         return not self.is_early and self.scales[0] < self.scales[-1]
-
-    def extend(self, update_ratio: float | None) -> float | None:
-        """Add a higher scale to an upward search if the highest one is clearly the best; return it, or None.
-
-        If the best scale is at the edge of the range, a better one may lie beyond it. The range assumes updates
-        proportional to the learning rate, but those of SGD grow more slowly, because gradients shrink when the model
-        leaves its initial plateau. `update_ratio` is the largest ratio measured in the test runs: no scale is added if
-        it is already that of a healthy run.
-        """
-        if not self._is_upward or self.is_final or len(self.scales) >= _MAX_TEST_RUNS:
-            return None
-        if update_ratio is None or update_ratio > _USUAL_UPDATE:
-            return None
-        *others, last = self.scores  # the scales ascend
-        if last == _FAILED or last >= min(others) - _TIE:
-            return None
-        self.scales.append(_EXTENSION * self.scales[-1])
-        return self.scales[-1]
 
     def refine(self) -> float | None:
         """Start longer test runs of the best scale and its neighbour; return the first of them, None if there are none.
@@ -141,6 +120,3 @@ class LrSearch:
         limit = min(self.scores) + _TIE
         tied = [scale for scale, score in zip(self.scales, self.scores, strict=True) if score <= limit]
         return min(tied) if self.is_final else max(tied)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))

@@ -68,7 +68,7 @@ def _prepare_run(state: TrainingState, resumed: Checkpoint | None, start: Start,
     """Write the run folder, or bring that of a resumed run to its checkpoint."""
     run = state.run
     if resumed is not None:
-        repair_best_links(run, state.best, state.stage_bests)
+        repair_best_links(run, state.progress.best, state.progress.stage_bests)
         if not state.is_finished:
             state.truncate_rows(resumed)
             link(run, "last", resumed.folder)
@@ -117,7 +117,7 @@ def resume(
         for problem in problems if is_main else ():
             logger.warning(f"{problem}; using an earlier checkpoint")
         if is_main and not state.is_finished:
-            logger.info(f"resuming after step {state.step}")
+            logger.info(f"resuming after step {state.progress.step}")
         return checkpoint
     if problems:
         raise UserError(

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,11 @@ from arcuate.models.io import load_model
 from arcuate.models.model import Model
 from arcuate.progress import peak_memory_bytes
 from arcuate.run import Run
-from arcuate.training.checkpoint import Best, Checkpoint, check_same_structure, link, prune_checkpoints, save_checkpoint
+from arcuate.training.checkpoint import Best, Checkpoint, Progress, link, prune_checkpoints, save_checkpoint
 from arcuate.training.config import TrainingConfig
 from arcuate.training.curriculum import Stage, StageProgress, stage_at, stage_loss, transducer_was_trained
 from arcuate.training.environment import Distributed
 from arcuate.training.guard import Guard
-from arcuate.training.metrics import IntervalMetrics
 from arcuate.training.modes import Modes
 from arcuate.training.optim import (
     WeightAverage,
@@ -39,36 +38,20 @@ _MOVING_AVERAGE_STEPS = 200
 
 
 class TrainingState:
-    """Weights, optimizer, averages, guard, position in the data, and everything else that changes during training.
-
-    `step` counts optimizer steps, with or without an update, and goes back at a rewind. `position` counts batches and
-    never goes back.
-    """
+    """Everything that changes during training: tensors, and `progress`, which state.json holds."""
 
     def __init__(self, model: Model, recipe: TrainingConfig, run: Run, mixed_precision: str) -> None:
         self.model, self.recipe, self.run = model, recipe, run
-        self.progress = StageProgress()
+        self.progress = Progress(mixed_precision_on=recipe.train.precision.below_per is None)
         set_trainable(model, self.stage)
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.average = WeightAverage(model, recipe.ema.decay)
-        self.guard = Guard(recipe.guard)
+        self.guard = Guard(recipe.guard, self.progress.guard)
         device = next(model.parameters()).device
         self._fp16_scaler = torch.amp.GradScaler(device.type, enabled=mixed_precision == "fp16")
         self._no_scaler = torch.amp.GradScaler(device.type, enabled=False)
-        self.mixed_precision = mixed_precision  # used once `mixed_precision_on`
-        self.mixed_precision_on = recipe.train.precision.below_per is None
-        self.step = 0
-        self.position = 0
-        self.lr_scale = 1.0  # product of the guard's reductions
-        self.eps: float | None = None  # of Adam, if the guard lowered it
-        self.plateau = PlateauState()
-        self.best = Best()  # best validation of the current stage
-        self.stage_bests: dict[str, Best] = {}  # best validation of each completed stage, by name
-        self.validations: list[tuple[int, float]] = []  # recent steps and PERs
-        self.interval = IntervalMetrics()
+        self.mixed_precision = mixed_precision  # used once `progress.mixed_precision_on`
         self.unread_update_ratio: torch.Tensor | None = None  # measured, and still on the device
-        self.rewind_targets: list[int] = []  # steps of healthy checkpoints
-        self.rewound_to: int | None = None
         self.distributed = Distributed()  # set by the training loop
         self.recipe_hash: str | None = None  # hash of recipe.yaml when the run was started or resumed
         self.modes: Modes | None = None  # modes of the training trials if the model has a mode head
@@ -76,7 +59,7 @@ class TrainingState:
 
     @property
     def stage(self) -> Stage | None:
-        return stage_at(self.recipe.stages, self.progress.index)
+        return stage_at(self.recipe.stages, self.progress.curriculum.index)
 
     @property
     def loss(self) -> LossSettings:
@@ -89,12 +72,12 @@ class TrainingState:
         recipe, head = self.recipe, self.recipe.validate_.head
         if head != "auto":
             return head == "both"
-        trained = transducer_was_trained(recipe.loss, recipe.stages, self.progress.index + 1)
+        trained = transducer_was_trained(recipe.loss, recipe.stages, self.progress.curriculum.index + 1)
         return recipe.transducer.enabled and trained
 
     @property
     def precision(self) -> str:
-        return self.mixed_precision if self.mixed_precision_on else "fp32"
+        return self.mixed_precision if self.progress.mixed_precision_on else "fp32"
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
@@ -107,20 +90,20 @@ class TrainingState:
 
     @property
     def is_finished(self) -> bool:
-        stages_done = bool(self.recipe.stages) and self.progress.index >= len(self.recipe.stages)
-        return stages_done or self.step >= self.recipe.train.steps
+        stages_done = bool(self.recipe.stages) and self.progress.curriculum.index >= len(self.recipe.stages)
+        return stages_done or self.progress.step >= self.recipe.train.steps
 
     @property
     def n_left(self) -> int:
         """Number of steps to the end of the run, or of the stage."""
         end = self.recipe.train.steps
         if self.stage is not None and self.stage.steps is not None:
-            end = min(end, self.progress.began + self.stage.steps)
-        return end - self.step
+            end = min(end, self.progress.curriculum.began + self.stage.steps)
+        return end - self.progress.step
 
     @property
     def stage_is_over(self) -> bool:
-        return self.stage is not None and self.progress.is_over(self.stage, self.step)
+        return self.stage is not None and self.progress.curriculum.is_over(self.stage, self.progress.step)
 
     def record_validation(self, per: float | None, wer: float | None = None) -> float | None:
         """Update schedules, stage and precision after a validation; return the moving average of PER.
@@ -130,25 +113,27 @@ class TrainingState:
         """
         recipe = self.recipe
         rate = wer if recipe.train.select_by == "wer" else per
-        self.plateau = update_plateau(recipe.schedule, self.plateau, rate)
+        self.progress.plateau = update_plateau(recipe.schedule, self.progress.plateau, rate)
         if self.stage is not None:
-            self.progress = self.progress.after_validation(self.stage, rate)
+            self.progress.curriculum = self.progress.curriculum.after_validation(self.stage, rate)
         if per is None:
             return None
         below = recipe.train.precision.below_per
-        self.mixed_precision_on = self.mixed_precision_on or (below is not None and per < below)
-        recent = [(s, p) for s, p in self.validations if s > self.step - _MOVING_AVERAGE_STEPS]
-        self.validations = [*recent, (self.step, per)]
-        return sum(p for _, p in self.validations) / len(self.validations)
+        self.progress.mixed_precision_on = self.progress.mixed_precision_on or (below is not None and per < below)
+        recent = [(s, p) for s, p in self.progress.validations if s > self.progress.step - _MOVING_AVERAGE_STEPS]
+        self.progress.validations = [*recent, (self.progress.step, per)]
+        return sum(p for _, p in self.progress.validations) / len(self.progress.validations)
 
     def record_update_ratio(self, ratio: float | None) -> None:
         """Pass a measured norm of the update / norm of the weights to the next row and to the guard."""
         if ratio is not None and math.isfinite(ratio):
-            self.interval.update_ratio = ratio
+            self.progress.interval.update_ratio = ratio
             self.guard.record_update_ratio(ratio)
             if self.guard.total_change_is_small:  # computed only then, because it reads all weights
                 gradient = self.typical_gradient()
-                self.guard.eps_limits = gradient is not None and 0 < gradient < (self.eps or self.recipe.optimizer.eps)
+                self.guard.memory.eps_limits = gradient is not None and 0 < gradient < (
+                    self.guard.memory.eps or self.recipe.optimizer.eps
+                )
 
     def read_update_ratio(self) -> None:
         """Transfer a measured ratio that the next step would read, before a checkpoint or a rewind."""
@@ -164,14 +149,16 @@ class TrainingState:
     def stage_summary(self) -> dict[str, Any]:
         """Return the outcome of the stage that has just ended, and the step at which the run will end."""
         assert self.stage is not None
-        later = self.recipe.stages[self.progress.index + 1 :]
+        later = self.recipe.stages[self.progress.curriculum.index + 1 :]
         return {
-            "step": self.step,
+            "step": self.progress.step,
             "stage": self.stage.name,
-            "next": later[0].name if later and self.step < self.recipe.train.steps else None,
-            "without_improvement": self.progress.n_bad if self.progress.is_out_of_patience(self.stage) else None,
-            "best_per": self.best.per,
-            "ends_at": min(self.step + sum(s.steps or 0 for s in later), self.recipe.train.steps),
+            "next": later[0].name if later and self.progress.step < self.recipe.train.steps else None,
+            "without_improvement": self.progress.curriculum.n_bad
+            if self.progress.curriculum.is_out_of_patience(self.stage)
+            else None,
+            "best_per": self.progress.best.per,
+            "ends_at": min(self.progress.step + sum(s.steps or 0 for s in later), self.recipe.train.steps),
         }
 
     def start_next_stage(self) -> None:
@@ -183,26 +170,25 @@ class TrainingState:
         stage keeps a link of its own.
         """
         assert self.stage is not None
-        self.stage_bests[self.stage.name] = self.best
-        self.progress = StageProgress(self.progress.index + 1, self.step)
-        if self.progress.index >= len(self.recipe.stages):
+        self.progress.stage_bests[self.stage.name] = self.progress.best
+        self.progress.curriculum = StageProgress(self.progress.curriculum.index + 1, self.progress.step)
+        if self.progress.curriculum.index >= len(self.recipe.stages):
             return
-        self.best, self.rewind_targets, self.rewound_to = Best(), [], None
+        self.progress.best, self.guard.memory.targets, self.guard.memory.rewound_to = Best(), [], None
         self.guard.start_stage()
         if self.stage.schedule == "restart":
-            self.plateau = PlateauState()
+            self.progress.plateau = PlateauState()
         set_trainable(self.model, self.stage)
         old, self.optimizer = self.optimizer, make_optimizer(self.model, self.recipe.optimizer)
         transfer_state(old, self.optimizer)
 
     def record_checkpoint(self, scheduled: bool = True) -> None:
-        """Count the checkpoint of this step as a rewind target if the run is healthy; on every process.
+        """Tell the guard of a checkpoint; on every process.
 
-        A checkpoint that was not scheduled (a signal arrived) is not a rewind target: an uninterrupted run does not
-        have it.
+        One that was not scheduled (a signal arrived) is not a target of rewinds: an uninterrupted run does not have it.
         """
-        if scheduled and self.guard.is_healthy:
-            self.rewind_targets = self._updated_rewind_targets()
+        if scheduled:
+            self.guard.checkpoint_saved(self.progress.step)
 
     def save(self, scheduled: bool = True) -> str:
         """Record and write a checkpoint, link it as `last`, and return its name."""
@@ -214,42 +200,16 @@ class TrainingState:
         if self.average.weights:  # model.safetensors holds the average, and the weights themselves go here
             tensors |= {f"weights.{n}": p.detach().clone() for n, p in self.model.named_parameters()}
         with self.average.applied(self.model):
-            folder = save_checkpoint(self.run, self.step, self.model, tensors, saved)
+            folder = save_checkpoint(self.run, self.model, tensors, saved)
         link(self.run, "last", folder)
-        needed = {f"step-{step:08d}" for step in self.rewind_targets}
+        needed = {f"step-{step:08d}" for step in self.guard.memory.targets}
         prune_checkpoints(self.run, self.recipe.train.keep_checkpoints, needed)
         return folder.name
 
-    def _updated_rewind_targets(self) -> list[int]:
-        """Return this checkpoint, the one before it and a few older ones; and the first, until something is learnt.
-
-        The older ones are the first in each of the last three octaves (powers of 2) of the step, so that a rewind to
-        about half the step is possible at any time.
-        """
-        earlier = [step for step in self.rewind_targets if step < self.step]
-        first = [] if self.guard.has_learnt else earlier[:1]
-        octaves: dict[int, int] = {}
-        for step in (*earlier, self.step):
-            octaves.setdefault(step.bit_length(), step)
-        older = [step for octave, step in octaves.items() if 0 < self.step.bit_length() - 2 <= octave]
-        return sorted({*first, *older, *earlier[-1:], self.step})
-
     def _to_dict(self) -> dict[str, Any]:
         return {
-            "position": self.position,
-            "lr_scale": self.lr_scale,
-            "eps": self.eps,
-            "plateau": asdict(self.plateau),
-            "best": asdict(self.best),
-            "validations": self.validations,
-            "interval": self.interval.to_dict(),
-            "guard": self.guard.to_dict(),
-            "rewind_targets": self.rewind_targets,
-            "rewound_to": self.rewound_to,
+            **asdict(self.progress),
             "n_averaged": self.average.n,
-            "mixed_precision_on": self.mixed_precision_on,
-            "progress": asdict(self.progress),
-            "stage_bests": {name: asdict(best) for name, best in self.stage_bests.items()},
             "scaler": self._fp16_scaler.state_dict(),
             "recipe_hash": self.recipe_hash,
             "head": self._trained_head,
@@ -259,23 +219,16 @@ class TrainingState:
     @property
     def _trained_head(self) -> Literal["ctc", "both"]:
         """The heads whose losses have had a weight so far, with which decoding uses a checkpoint by default."""
-        recipe, started = self.recipe, self.progress.index + (self.step > self.progress.began)
+        recipe, stage = self.recipe, self.progress.curriculum
+        started = stage.index + (self.progress.step > stage.began)
         trained = transducer_was_trained(recipe.loss, recipe.stages, started)
         return "both" if recipe.transducer.enabled and trained else "ctc"
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore the complete state of a checkpoint."""
-        saved = checkpoint.saved
-        self.progress, self.stage_bests = saved.progress, saved.stage_bests
+        self.progress = Progress(**{field.name: getattr(checkpoint.saved, field.name) for field in fields(Progress)})
+        self.guard = Guard(self.recipe.guard, self.progress.guard)
         self.restore_weights(checkpoint)
-        with explain_mismatch(checkpoint):
-            check_same_structure(Guard(self.recipe.guard).to_dict(), saved.guard, "guard")
-        self.guard.restore(saved.guard)
-        self.position, self.lr_scale, self.eps = saved.position, saved.lr_scale, saved.eps
-        self.plateau = saved.plateau
-        self.best, self.validations, self.interval = saved.best, saved.validations, saved.interval
-        self.rewind_targets, self.rewound_to = saved.rewind_targets, saved.rewound_to
-        self.mixed_precision_on = saved.mixed_precision_on
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
         """Restore step, weights, optimizer and averages, but neither the data position nor the guard."""
@@ -289,13 +242,11 @@ class TrainingState:
             restore_optimizer(self.optimizer, tensors)
             if saved.scaler:
                 self._fp16_scaler.load_state_dict(saved.scaler)
-        self.step, self.unread_update_ratio = saved.step, None
+        self.progress.step, self.unread_update_ratio = saved.step, None
 
     def check_rows(self, checkpoint: Checkpoint) -> None:
         """Require all rows written before the checkpoint, because they will not be written again."""
         for path, size in self._sizes_at(checkpoint):
-            if path == self.run.predictions_file and not path.exists() and size == 0:
-                continue  # a run of an earlier version
             if not path.is_file() or path.stat().st_size < size or not _ends_line(path, size):
                 raise UserError(f"{path} lacks rows written before {checkpoint.folder.name}")
 
@@ -320,8 +271,8 @@ class TrainingState:
         removed: list[dict[str, Any]] = []
         for file in (self.run.predictions_file, self.run.metrics_file):
             rows = read_jsonl(file)
-            write_jsonl(file, (row for row in rows if row["step"] <= self.step))
-            removed = [row for row in rows if row["step"] > self.step]
+            write_jsonl(file, (row for row in rows if row["step"] <= self.progress.step))
+            removed = [row for row in rows if row["step"] > self.progress.step]
         return removed
 
 
