@@ -99,7 +99,7 @@ def _options(command: Any) -> list[str]:
 
 
 def _settings() -> str:
-    from arcuate.experiments.recipe import to_markdown
+    from arcuate.experiments.settings_page import to_markdown
 
     return to_markdown()
 

@@ -15,7 +15,8 @@ from arcuate.config import (
     to_yaml,
 )
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, list_components
+from arcuate.experiments.recipe import Recipe
+from arcuate.experiments.settings_page import list_components
 
 
 class Inner(Settings):

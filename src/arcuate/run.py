@@ -202,9 +202,12 @@ def check_run_folder(path: Path, resume: bool = False, can_resume: bool = True) 
 
 
 def check_local(path: Path, option: str) -> None:
-    """Reject an output folder that every later command would take for a model on the hub."""
+    """Reject an output folder that nobody may write to, or that later commands would take for a model on the hub."""
     if is_hub_name(path):
         raise UserError(f"{option} {path}: names with hf: are models on the hub, which are only read; choose a folder")
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"{option} {path}: {existing} is not writable; choose another folder or change its permissions")
 
 
 def unfinished_reason(run: Run) -> str | None:

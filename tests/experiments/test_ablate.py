@@ -49,21 +49,20 @@ def test_factors_and_common_overrides_are_distinguished() -> None:
 
 
 def test_colon_in_a_value_is_not_a_factor() -> None:
-    with pytest.raises(UserError, match="at least one factor"):
+    with pytest.raises(UserError, match="1 to 12 factors"):
         parse_factors(["schedule={kind: constant, peak_lr: 0.1}"])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "at least one factor"),
+        ([], "1 to 12 factors"),
         (["eps"], "not a factor"),
         (["eps:optimizer.eps"], "not a factor"),
-        (["a:optimizer.eps=1,b"], "key=value"),
         (["a:optimizer.eps=1", "a:schedule.peak_lr=1"], "twice"),
         (["base:optimizer.eps=1"], "another"),
         (["all-but-x:optimizer.eps=1"], "another"),
-        ([f"f{i}:optimizer.eps=1" for i in range(13)], "too many"),
+        ([f"f{i}:optimizer.eps=1" for i in range(13)], "1 to 12 factors"),
     ],
 )
 def test_bad_factors_are_rejected(given: list[str], words: str) -> None:
@@ -78,6 +77,7 @@ def test_bad_factors_are_rejected(given: list[str], words: str) -> None:
         (["n:notes=hello"], "changes nothing"),
         (["e:optimizer.epz=1"], "optimizer.eps"),
         (["e:optimizer.eps=-1"], "invalid"),
+        (["e:optimizer.eps=1,b"], "invalid"),
         (["s:train.seed=3"], "--seeds"),
         (["s:data.max_sessions=1"], "different trials"),
         (["a:schedule.peak_lr=0.1", "b:schedule={kind: constant, peak_lr: 0.1}"], "both set"),
@@ -255,7 +255,7 @@ def test_signal_stops_training_cleanly(tmp_path: Path, cohort_store: Path) -> No
 
 def test_user_errors_are_one_sentence(tmp_path: Path, cohort_store: Path) -> None:
     rest = ["--data", cohort_store, "--out", tmp_path / "out"]
-    assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "at least one factor")
+    assert_refused(arcuate("ablate", "tiny", "train.steps=3", *rest), "1 to 12 factors")
     assert_refused(arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", *rest, "--checkpoint", "first"), "first")
     assert_refused(
         arcuate("ablate", "tiny", "eps:optimizer.eps=0.1", "--data", "nowhere", "--out", tmp_path / "out"),

@@ -141,6 +141,15 @@ def test_a_model_on_the_hub_is_not_an_output_folder(check: Callable[[Path], None
         check(Path("hf:lab/x"))
 
 
+@pytest.mark.parametrize("check", [check_run_folder, open_sweep])
+def test_an_unwritable_folder_is_noticed_before_anything_else(
+    check: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
+        check(tmp_path / "new" / "run")
+
+
 def test_a_byte_order_mark_before_lines_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_bytes(b'\xef\xbb\xbf{"id": 1}\n')
     assert read_jsonl(tmp_path / "r.jsonl") == [{"id": 1}]

@@ -147,21 +147,22 @@ def test_the_best_trial_and_the_command_that_trains_it(plan: SweepPlan, monkeypa
 
 
 def test_another_sweep_is_rejected_in_the_same_folder(plan: SweepPlan, tmp_path: Path) -> None:
-    open_study(plan)
-    open_study(replace(plan, overrides=(*FEW, "runtime.threads=1")))
-    with pytest.raises(UserError, match="different recipe"):
-        open_study(replace(plan, overrides=("train.steps=9",)))
-    with pytest.raises(UserError, match="different space"):
-        open_study(replace(plan, space=dict([*plan.space.items()][:1])))
-    with pytest.raises(UserError, match="is not a sweep folder"):
-        open_study(replace(plan, out=tmp_path))
+    with open_study(plan), open_study(replace(plan, overrides=(*FEW, "runtime.threads=1"))):
+        pass
+    with pytest.raises(UserError, match="different recipe"), open_study(replace(plan, overrides=("train.steps=9",))):
+        pass
+    fewer = replace(plan, space=dict([*plan.space.items()][:1]))
+    with pytest.raises(UserError, match="different space"), open_study(fewer):
+        pass
+    with pytest.raises(UserError, match="is not a sweep folder"), open_study(replace(plan, out=tmp_path)):
+        pass
 
 
 def test_a_trial_worse_than_the_median_is_pruned(plan: SweepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_training(monkeypatch, "save(2, 1.0)\ntime.sleep(60)")
-    study = open_study(plan)
-    for per in (0.5, 0.4, 0.3, 0.2, 0.1):
-        study.add_trial(create_trial(value=per, params={}, distributions={}, intermediate_values={2: per}))
+    with open_study(plan) as study:
+        for per in (0.5, 0.4, 0.3, 0.2, 0.1):
+            study.add_trial(create_trial(value=per, params={}, distributions={}, intermediate_values={2: per}))
     started = time.monotonic()
     result = run_plan(replace(plan, n_trials=6))
     assert time.monotonic() - started < 30
@@ -232,7 +233,8 @@ def test_the_trial_of_a_killed_worker_is_continued(plan: SweepPlan, tmp_path: Pa
     worker.wait()
     time.sleep(3)  # until it counts as dead
     subprocess.run([str(word) for word in words], check=True, timeout=120)
-    states = [trial.state.name for trial in open_study(plan).get_trials()]
+    with open_study(plan) as study:
+        states = [trial.state.name for trial in study.get_trials()]
     assert states == ["FAIL", "COMPLETE"]
     assert sorted(path.name for path in plan.out.glob("trial-*/")) == ["trial-0000"]
 

@@ -92,7 +92,7 @@ def recipes_diff(
 @_recipes_app.command("settings")
 def recipes_settings(as_json: Json = False) -> None:
     """Print every setting with its type, default, range and description, as Markdown."""
-    from arcuate.experiments.recipe import list_settings, to_markdown
+    from arcuate.experiments.settings_page import list_settings, to_markdown
 
     if as_json:
         emit_json({"settings": list_settings()})

@@ -29,6 +29,7 @@ from arcuate.training.config import DESCRIPTIVE_KEYS
 BASE, ALL, BUT = "base", "all", "all-but-"  # names of arms
 _EXAMPLE = "eps:optimizer.eps=1e-8 or aug:augment.white_noise_sd=0.25,augment.offset_sd=0.05"
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,39}):(?=[^=]*=)(.*)", re.DOTALL)
+_NEXT_SETTING = re.compile(r",\s*(?=[A-Za-z_][\w.]*=)")  # a comma inside {a: 1, b: 2} is not followed by key=
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SEEDS = ("train.seed", "data.seed")
 _TRIALS = ("data.sessions", "data.max_sessions", "data.release", "data.dev_fraction")
@@ -90,15 +91,12 @@ class Experiment:
         return load_recipe(self.recipe, [*self.overrides, *arm.overrides(self.factors)])
 
 
-@dataclass(frozen=True)
-class Cell:
+@dataclass(frozen=True, kw_only=True)
+class Cell(Job):
     """One run of an ablation: an arm with a seed."""
 
     arm: Arm
     seed: int
-    run: Run
-    overrides: tuple[str, ...]
-    n_steps: int
 
 
 @dataclass(frozen=True)
@@ -160,13 +158,9 @@ def ablate(
         return AblationRuns(experiment)
     open_experiment(experiment)
     planned = {cell.run: cell for cell in cells(experiment)}
-    jobs = [Job(c.run, experiment.recipe, experiment.data, c.overrides, c.n_steps) for c in planned.values()]
-
-    def score(run: Run) -> None:
-        _score(experiment, planned[run])
-
     with handle_signals(stop) as stop:
-        failed = train_jobs(jobs, stop, score=score, progress=progress)
+        jobs = list(planned.values())
+        failed = train_jobs(jobs, stop, score=lambda run: _score(experiment, planned[run]), progress=progress)
     return AblationRuns(experiment, failed, stop.signal)
 
 
@@ -178,9 +172,8 @@ def parse_factors(arguments: Sequence[str]) -> tuple[tuple[Factor, ...], tuple[s
     factors: list[Factor] = []
     overrides: list[str] = []
     for argument in arguments:
-        named = _NAMED.fullmatch(argument)
-        if named:
-            factors.append(Factor(named[1], _split_settings(named[2], argument)))
+        if named := _NAMED.fullmatch(argument):
+            factors.append(Factor(named[1], tuple(_NEXT_SETTING.split(named[2]))))
         elif "=" in argument:
             overrides.append(argument)
         else:
@@ -190,10 +183,8 @@ def parse_factors(arguments: Sequence[str]) -> tuple[tuple[Factor, ...], tuple[s
 
 
 def _check_names(names: Sequence[str]) -> None:
-    if not names:
-        raise UserError(f"an ablation needs at least one factor, such as {_EXAMPLE}")
-    if len(names) > _MAX_FACTORS:
-        raise UserError(f"{len(names)} factors are too many for one ablation; use at most {_MAX_FACTORS}")
+    if not 1 <= len(names) <= _MAX_FACTORS:
+        raise UserError(f"an ablation needs 1 to {_MAX_FACTORS} factors, such as {_EXAMPLE}; got {len(names)}")
     for name in names:
         if not _NAME.fullmatch(name):
             raise UserError(f"the factor name {name!r} must be letters, digits, - and _, starting with a letter")
@@ -203,51 +194,28 @@ def _check_names(names: Sequence[str]) -> None:
             raise UserError(f"{name!r} is the name of an arm; choose another name for the factor")
 
 
-def _split_settings(text: str, argument: str) -> tuple[str, ...]:
-    """Split `a.b=1,c={x: 1, y: 2}` at commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character in "{[":
-            depth += 1
-        elif character in "}]":
-            depth -= 1
-        if character == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    if not all("=" in part for part in parts):
-        raise UserError(f"factor {argument!r}: every part must be key=value, such as {_EXAMPLE}")
-    return tuple(part.strip() for part in parts)
-
-
 def arms(factors: Sequence[Factor]) -> tuple[Arm, ...]:
     """The baseline, each factor changed alone, all but one changed, and all changed; each combination once."""
-    names = [f.name for f in factors]
-    everything = frozenset(names)
-    listed = [Arm(BASE, frozenset())]
-    listed += [Arm(name, frozenset([name])) for name in names]
-    listed += [Arm(f"{BUT}{name}", everything - {name}) for name in names]
-    listed.append(Arm(ALL, everything))
+    everything = frozenset(f.name for f in factors)
+    named = {BASE: frozenset[str]()}
+    named |= {f.name: frozenset([f.name]) for f in factors}
+    named |= {f"{BUT}{f.name}": everything - {f.name} for f in factors}
+    named |= {ALL: everything}
     first: dict[frozenset[str], Arm] = {}
-    for arm in listed:
-        first.setdefault(arm.changed, arm)
+    for name, changed in named.items():
+        first.setdefault(changed, Arm(name, changed))
     return tuple(first.values())
 
 
 def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
     """The comparisons that isolate each factor: alone, and with all others changed."""
     by_set = {arm.changed: arm.name for arm in arms(factors)}
-    everything = frozenset(f.name for f in factors)
+    everything = frozenset(factor.name for factor in factors)
     found: dict[tuple[str, str], ArmComparison] = {}
-    for factor in factors:
-        one = frozenset([factor.name])
-        pairs = {"alone": (frozenset(), one), "with the others": (everything - one, everything)}
-        for direction, (before, after) in pairs.items():
-            comparison = ArmComparison(factor.name, direction, by_set[before], by_set[after])
+    for name in (factor.name for factor in factors):
+        alone = ArmComparison(name, "alone", BASE, by_set[frozenset([name])])
+        others = ArmComparison(name, "with the others", by_set[everything - {name}], by_set[everything])
+        for comparison in (alone, others):
             found.setdefault((comparison.before, comparison.after), comparison)
     return tuple(found.values())
 
@@ -307,32 +275,24 @@ def cells(experiment: Experiment) -> list[Cell]:
             seed = recipe.train.seed + i
             changed = ", ".join(sorted(arm.changed)) or "nothing"
             note = f"Ablation of {recipe.name}, arm {arm.name}: {changed} changed from the baseline; seed {i + 1}."
-            overrides = (
-                *(*experiment.overrides, *arm.overrides(experiment.factors)),
-                *(*seed_overrides(recipe, i), f"notes={to_yaml_line(note)}"),
-            )
-            run = Run(experiment.out / arm.name / f"seed-{seed}")
-            planned.append(Cell(arm, seed, run, overrides, recipe.train.steps))
+            settings = (*experiment.overrides, *arm.overrides(experiment.factors), *seed_overrides(recipe, i))
+            run, notes = Run(experiment.out / arm.name / f"seed-{seed}"), f"notes={to_yaml_line(note)}"
+            given = (run, experiment.recipe, experiment.data, (*settings, notes), recipe.train.steps)
+            planned.append(Cell(*given, arm=arm, seed=seed))
     return planned
 
 
 def open_experiment(experiment: Experiment) -> None:
     """Create or continue the folder of an ablation; the folder of a different ablation is rejected."""
     factors = {f.name: list(f.overrides) for f in experiment.factors}
-    hashes = Store.open(experiment.data).hashes
-    base = experiment.load(experiment.arms[0])
-    open_folder(experiment.out / "experiment.json", "an ablation", base, {"factors": factors, "data": hashes})
-
-
-def is_trained(cell: Cell) -> bool:
-    """Whether a cell was trained to its end: not interrupted, failed or stopped by the guard."""
-    return cell.run.recipe_file.is_file() and unfinished_reason(cell.run) is None
+    varied = {"factors": factors, "data": Store.open(experiment.data).hashes}
+    open_folder(experiment.out / "experiment.json", "an ablation", experiment.load(experiment.arms[0]), varied)
 
 
 def is_scored(experiment: Experiment, cell: Cell) -> bool:
     """Whether a cell is complete and its results are those of the checkpoint that is scored now."""
     rows, summary = (cell.run.results_file(experiment.split, experiment.label, ending) for ending in ("jsonl", "json"))
-    if not rows.is_file() or not summary.is_file() or not is_trained(cell):
+    if not rows.is_file() or not summary.is_file() or not cell.is_trained:
         return False
     link, scored = cell.run.checkpoints / experiment.checkpoint, read_json(summary).get("checkpoint")
     return scored is None or not link.is_symlink() or link.readlink().name == scored
@@ -364,7 +324,7 @@ def overview(experiment: Experiment) -> list[dict[str, Any]]:
             "seed": cell.seed,
             "run": str(cell.run.path),
             "overrides": [o for o in cell.overrides if not o.startswith("notes=")],
-            "state": "scored" if is_scored(experiment, cell) else "trained" if is_trained(cell) else "missing",
+            "state": "scored" if is_scored(experiment, cell) else "trained" if cell.is_trained else "missing",
         }
         for cell in cells(experiment)
     ]

@@ -1,22 +1,15 @@
 """Recipes, the settings of one experiment: loading by name or path, `extends`, overrides, `arcuate recipes`."""
 
 import difflib
-import inspect
-import json
 import os
-import textwrap
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic import Field
 
 from arcuate.config import (
     Change,
@@ -24,7 +17,6 @@ from arcuate.config import (
     Settings,
     apply_overrides,
     diff,
-    inner_models,
     known_paths,
     merge,
     parse_settings,
@@ -312,147 +304,3 @@ def _require_ancestor(name: str) -> str:
     if ancestor == name:
         raise UserError(f"recipe {name} is an official recipe; give a second one to compare with")
     return ancestor
-
-
-# --- Reference of all settings, collected from the settings classes ----------------------------------------
-
-_HEAD = """# Settings
-
-Every setting of a recipe, as printed by `arcuate recipes settings`.
-
-Settings are given in a recipe file, or on the command line as `key.sub=value`. Changing the `kind`
-of a component replaces the component: set the kind first, then the settings that it needs
-(`schedule.kind=constant schedule.peak_lr=0.001`).
-"""
-
-
-@dataclass(frozen=True)
-class SettingEntry:
-    """One line of the reference."""
-
-    path: str
-    type: str
-    default: str
-    range: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class ComponentEntry:
-    """A settings class and its path in the recipe."""
-
-    path: str
-    kind: str | None
-    is_default: bool  # the kind that a recipe has by default
-    description: str
-    settings: tuple[SettingEntry, ...]
-
-
-def list_settings() -> list[dict[str, Any]]:
-    """All settings as plain values, as `arcuate recipes settings --json` prints them."""
-    return [{"kind": part.kind, **asdict(s)} for part in list_components() for s in part.settings]
-
-
-def list_components(
-    model: type[BaseModel] = Recipe, path: str = "", default: BaseModel | None = None
-) -> Iterator[ComponentEntry]:
-    """The recipe's own settings, then those of each component, in the order of the recipe.
-
-    `default` is the component that a recipe has by default; its values are the default values.
-    """
-    inner: list[tuple[str, type[BaseModel], Any]] = []
-    settings: list[SettingEntry] = []
-    for name, field in model.model_fields.items():
-        field_path = f"{path}.{field.alias or name}".lstrip(".")
-        models = list(inner_models(field.annotation))
-        value = getattr(default, name) if type(default) is model else field.default
-        inner += [(field_path, part, value) for part in models]
-        if not models:
-            settings.append(_describe_setting(field_path, field, value))
-    kinds = typing.get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
-    kind = kinds[0] if len(kinds) == 1 else None  # with several values, `kind` is an ordinary setting
-    description = "" if model is Recipe else inspect.cleandoc(model.__dict__.get("__doc__") or "")
-    if settings:
-        yield ComponentEntry(path, kind, type(default) is model, description, tuple(settings))
-    for field_path, part, value in inner:
-        yield from list_components(part, field_path, value)
-
-
-def to_markdown() -> str:
-    """All settings as a page of Markdown."""
-    lines = [_HEAD]
-    first_path: dict[tuple[str, ...], str] = {}
-    for part in list_components():
-        names = tuple(s.path.rpartition(".")[2] for s in part.settings)
-        title = f"`{part.path}`" if part.path else "The recipe itself"
-        if part.kind:
-            title += f", kind `{part.kind}`" + (" (default)" if part.is_default else "")
-        earlier = first_path.setdefault((*names, str(part.kind), part.description), part.path)
-        if earlier != part.path and part.kind:
-            continue  # already listed under another path
-        lines += [f"## {title}", ""]
-        if part.description:
-            paragraphs = part.description.split("\n\n")
-            wrapped = [textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) for text in paragraphs]
-            lines += ["\n\n".join(wrapped), ""]
-        lines += ["| setting | type | default | range | description |", "|---|---|---|---|---|"]
-        for s in part.settings:
-            meaning = s.meaning.replace("|", "\\|")
-            lines.append(f"| `{s.path}` | {s.type} | {s.default} | {s.range or '–'} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines) + "\n"
-
-
-def _describe_setting(path: str, field: FieldInfo, default: Any) -> SettingEntry:
-    is_required = default is PydanticUndefined
-    default_text = "required" if is_required else f"`{json.dumps(default, ensure_ascii=False)}`"
-    meaning = field.description or (f"Type of {path.split('.')[-2]}." if path.endswith(".kind") else "")
-    limits = ", ".join(dict.fromkeys([*_limits(field.metadata), *_inner_limits(field.annotation)]))
-    return SettingEntry(path, _type_name(field.annotation), default_text, limits, meaning)
-
-
-def _type_name(annotation: Any) -> str:
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _type_name(parts[0])
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(part) for part in parts)
-    if origin is typing.Literal:
-        return ", ".join(f"`{part}`" for part in parts)
-    if origin is tuple:
-        inner = _type_name(parts[0])
-        return f"list of {inner}" if parts[-1] is Ellipsis else f"list of {len(parts)} × {inner}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "component"
-    names = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
-    return names[annotation]
-
-
-def _limits(metadata: typing.Iterable[Any]) -> Iterator[str]:
-    signs = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
-    signs |= {"min_length": "length ≥ {}", "max_length": "length ≤ {}", "pattern": "`{}`"}
-    for part in metadata:
-        for name, sign in signs.items():
-            value = getattr(part, name, None)
-            if value is not None:
-                yield sign.format(_format_limit(value)).replace("|", "\\|")
-        if isinstance(part, FieldInfo):
-            yield from _limits(part.metadata)
-
-
-def _inner_limits(annotation: Any) -> Iterator[str]:
-    """Limits of a part of the type, such as the numbers in a list."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Annotated:
-        yield from _limits(parts[1:])
-    if typing.get_origin(annotation) is not typing.Literal:
-        for part in parts:
-            yield from _inner_limits(part)
-
-
-def _format_limit(value: Any) -> str:
-    if value == 2**63:
-        return "2^63"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ from arcuate.errors import UserError, without_password
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train_many import Job, Rows, check_one_process, open_folder, train_job
-from arcuate.files import to_frame
+from arcuate.files import exclusive_lock, to_frame
 from arcuate.progress import logger, percent
 from arcuate.run import Run, unfinished_reason
 from arcuate.training.callbacks import Stop, handle_signals
@@ -131,11 +131,10 @@ def sweep(
     fixed = tuple(override_list(overrides))
     plan = SweepPlan(str(recipe), fixed, read_space(space, recipe, fixed), Path(data), Path(out), trials, seed)
     try:
-        study = open_study(plan, storage)
-        _queue_again(study)
-        with handle_signals(stop) as stop:
+        with open_study(plan, storage) as study, handle_signals(stop) as stop:
+            _queue_again(study)
             _optimize(plan, study, stop)
-        return summarise(plan, study, stop.signal)
+            return summarise(plan, study, stop.signal)
     except (SQLAlchemyError, StorageInternalError) as error:
         cause = error.__cause__ or error.__context__ if isinstance(error, StorageInternalError) else error
         reason = str(getattr(cause, "orig", None) or cause or error).strip().splitlines()[-1:]
@@ -268,7 +267,8 @@ class SweepPlan:
         return Job(Run(self.out / folder), self.recipe, self.data, (*self.overrides, *varied))
 
 
-def open_study(plan: SweepPlan, storage: str | None = None) -> "optuna.Study":
+@contextmanager
+def open_study(plan: SweepPlan, storage: str | None = None) -> "Iterator[optuna.Study]":
     """Create or continue the study of a sweep; the folder of a different sweep is rejected."""
     import optuna
 
@@ -280,13 +280,20 @@ def open_study(plan: SweepPlan, storage: str | None = None) -> "optuna.Study":
     # A database keeps many studies, and workers on machines without a common file system find theirs by its name.
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna.create_study(
-        storage=_connect(storage or f"sqlite:///{plan.out.resolve() / STUDY_FILE}"),
-        study_name=f"{plan.out.resolve().name}-{digest}",
-        direction="minimize",
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
-    )
+    with exclusive_lock(plan.out / ".study.lock", "the study is in use", wait=True):  # one worker creates the tables
+        database = _connect(storage or f"sqlite:///{plan.out.resolve() / STUDY_FILE}")
+        study = optuna.create_study(
+            storage=database,
+            study_name=f"{plan.out.resolve().name}-{digest}",
+            direction="minimize",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
+        )
+    try:
+        yield study
+    finally:
+        database.remove_session()
+        database.engine.dispose()
 
 
 def _connect(url: str) -> "optuna.storages.RDBStorage":
