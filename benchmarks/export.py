@@ -39,7 +39,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import Statistics
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.significance import score_difference
-from arcuate.experiments.export import export, write_export
+from arcuate.experiments.export import ExportResult, export, write_export
 from arcuate.experiments.recipe import load_recipe
 from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import ModelConfig, ModelSettings
@@ -203,7 +203,7 @@ def compare_accuracy(options: argparse.Namespace) -> None:
                 path = Path(folder) / f"{precision}.arcx"
                 found = export(run, path, int8=precision == "int8")
                 results[precision] = decode(path, data=Run(run).data()["path"], beam=options.beam, n_best=1)
-        assert found.int8 is not None
+        assert isinstance(found, ExportResult) and found.int8 is not None
         phonemes, words = found.int8, {name: [t.word_errors for t in r] for name, r in results.items()}
         scored = {name: [s for s in scores if s is not None] for name, scores in words.items()}
         change = score_difference(scored["int8"], scored["fp32"])

@@ -48,10 +48,9 @@ class Hub:
     def create_repo(self, repository: str, private: bool | None, exist_ok: bool) -> None:
         self.private.setdefault(repository, bool(private))
 
-    def create_commit(self, repository: str, operations: list[Any], commit_message: str) -> Any:
-        contents = {o.path_in_repo: o.path_or_fileobj for o in operations}
-        files = {n: v if isinstance(v, bytes) else Path(v).read_bytes() for n, v in contents.items()}
-        return SimpleNamespace(oid=self.add(repository, files), commit_url="https://hub/commit")
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> Any:
+        files = {str(p.relative_to(folder_path)): p.read_bytes() for p in folder_path.rglob("*") if p.is_file()}
+        return SimpleNamespace(oid=self.add(repo_id, files), commit_url="https://hub/commit")
 
     def model_info(self, repository: str, revision: str | None = None, files_metadata: bool = False) -> Any:
         self.n_requests += 1
@@ -132,14 +131,13 @@ def test_nothing_personal_is_uploaded(run: Path, hub: Hub, monkeypatch: pytest.M
     assert not files.keys() & {"results/val.jsonl", "predictions.jsonl", "incidents.jsonl", "training.safetensors"}
 
 
-def test_a_dry_run_makes_no_request_and_a_private_repository_stays_private(run: Path, hub: Hub) -> None:
-    result = push(run, "lab/t15", dry_run=True)
-    assert result.dry_run and not hub.commits and [f.name for f in result.plan.files] == UPLOADED
-    push(run, "lab/hidden", private=True)
-    push(run, "lab/open")
+def test_a_repository_is_private_unless_stated(run: Path, hub: Hub) -> None:
+    result = arcuate.export(f"{run}@best", "hf:lab/hidden")
+    assert isinstance(result, PushResult) and list(result.files) == UPLOADED
+    arcuate.export(run, "hf:lab/open", public=True)
     assert hub.private == {"lab/hidden": True, "lab/open": False}
     with pytest.raises(UserError, match="exists and is public"):
-        push(run, "lab/open", private=True)
+        push(run, "lab/open")
 
 
 @pytest.mark.parametrize("name", ["lab", "lab/..", "../x", "a/b/c", "lab/t15@../x", "lab/t15@", "lab/t15 x"])
@@ -188,8 +186,6 @@ def test_without_the_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for action in actions:
         with pytest.raises(UserError, match=r"pip install 'arcuate\[hub\]'"):
             action()
-    planned: PushResult = push(run, "lab/t15", dry_run=True)
-    assert planned.dry_run
 
 
 def test_code_in_a_downloaded_model_is_not_imported(run: Path, hub: Hub, tmp_path: Path) -> None:

@@ -116,11 +116,12 @@ def test_training_evaluation_and_decoding_write_the_card(cohort_store: Path, tmp
 
 def test_an_export_contains_the_card(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="exporting needs the extra `export`")
+    from arcuate.decoding.options import SearchOptions
     from arcuate.experiments.export import export
 
     run = copied("run", tmp_path)
     write_card(run, licence="mit")
-    export(run, tmp_path / "model.arcx", words=False)
+    export(run, tmp_path / "model.arcx", search=SearchOptions(lm="none"))
     text = exported_card(tmp_path / "model.arcx")
     assert text is not None and text == read_card(run / "MODEL_CARD.md")
     assert exported_card(run) is None

@@ -16,9 +16,9 @@ from arcuate.data.statistics import Statistics
 from arcuate.data.store import Store
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.load import load
-from arcuate.decoding.options import DecoderOptions
+from arcuate.decoding.options import DecoderOptions, SearchOptions
 from arcuate.errors import UserError
-from arcuate.experiments.export import write_export
+from arcuate.experiments.export import ExportResult, write_export
 from arcuate.experiments.recipe import load_recipe, recipe_names
 from arcuate.exported.read import open_export
 from arcuate.live.bench import bench_live
@@ -33,6 +33,7 @@ from support.command import arcuate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WORDS = {"lm": str(GOLDEN / "words.alm"), "lexicon": str(GOLDEN / "lexicon.txt")}
+NO_WORDS = SearchOptions(lm="none")
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +119,14 @@ def test_a_model_that_int8_makes_worse_is_reported(folder: Path, tmp_path: Path)
     shown = arcuate(*command)
     assert shown.returncode == 0
     assert "int8 costs more than 0.2 points of PER here: export in fp32, without --int8" in shown.stdout
-    original = export(folder / "run", tmp_path / "o.arcx", words=False, int8=True, data=folder / "store")
-    assert original.int8 is not None and original.int8.is_acceptable
+    original = export(folder / "run", tmp_path / "o.arcx", int8=True, search=NO_WORDS, data=folder / "store")
+    assert isinstance(original, ExportResult) and original.int8 is not None and original.int8.is_acceptable
     assert original.int8.per_fp32 == pytest.approx(found["per_fp32"]) and "export in fp32" not in original.summary()
 
 
 def test_one_session(folder: Path, tmp_path: Path) -> None:
-    result = export(folder / "run", tmp_path / "m.arcx", session="t15.2023.08.11", words=False)
+    result = export(folder / "run", tmp_path / "m.arcx", session="t15.2023.08.11", search=NO_WORDS)
+    assert isinstance(result, ExportResult)
     assert result.sessions == ("t15.2023.08.11",) and result.int8 is None
     assert Decoder.load(tmp_path / "m.arcx").sessions == result.sessions
     assert "session_weights.f32" not in open_export(tmp_path / "m.arcx").archive
@@ -132,7 +134,7 @@ def test_one_session(folder: Path, tmp_path: Path) -> None:
 
 def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    export("run", "tuned.arcx", **WORDS, decoding=GOLDEN / "weights.yaml")
+    export("run", "tuned.arcx", search=SearchOptions(**WORDS, config=GOLDEN / "weights.yaml"))
     exported = decode("tuned.arcx", data="store")
     original = decode("run", **WORDS, config=GOLDEN / "weights.yaml", data="store")
     assert [t.text for t in exported] == [t.text for t in original]
@@ -140,16 +142,22 @@ def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_trained_transducer_is_exported(folder: Path) -> None:
-    result = export(GOLDEN / "run-ssm", folder / "ssm.arcx", **WORDS)
-    assert open_export(result.path).head == "both"
+    export(GOLDEN / "run-ssm", folder / "ssm.arcx", search=SearchOptions(**WORDS))
+    assert open_export(folder / "ssm.arcx").head == "both"
     run = shutil.copytree(GOLDEN / "run-ssm", folder / "run-ssm")
     for head in (None, "ctc", "transducer"):
         exported = decode(folder / "ssm.arcx", data=folder / "store", head=head)
         original = decode(run, **WORDS, data=folder / "store", head=head)
         assert exported.search.head == original.search.head
         assert [t.text for t in exported] == [t.text for t in original]
-    result = export(run, folder / "ssm.arcx", **WORDS, head="ctc")
-    assert "predictor.onnx" not in open_export(result.path).archive
+    export(run, folder / "ssm.arcx", search=SearchOptions(**WORDS, head="ctc"))
+    assert "predictor.onnx" not in open_export(folder / "ssm.arcx").archive
+
+
+def test_a_store_is_exported_to_nwb(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pynwb", reason="pynwb is not installed")
+    result = one_object(arcuate("export", folder / "store", tmp_path / "nwb", "--json").stdout)
+    assert result["format"] == "nwb" and len(list((tmp_path / "nwb").glob("*.nwb"))) == len(result["files"]) > 0
 
 
 def test_live_commands_accept_the_file(folder: Path) -> None:
@@ -217,7 +225,7 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
     run, target = str(folder / "run"), str(tmp_path / "m.arcx")
     assert_refused(arcuate("export", run, target, "--no-words", "--lm", "x.alm"), "--no-words leaves out")
-    assert_refused(arcuate("export", run, target, "--no-words", "--data", str(folder / "store")), "--int8 and --web")
+    assert_refused(arcuate("export", run, target, "--no-words", "--data", str(folder / "store")), "trials for --int8")
     assert_refused(arcuate("export", run, target, "--no-words", "--int8", "--data", "none"), "no store at none")
     os.mkfifo(tmp_path / "pipe.arcx")
     assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), "--no-words"), "is not a regular file")

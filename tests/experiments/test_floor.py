@@ -13,8 +13,6 @@ from arcuate.experiments.train import TrainResult, train
 from arcuate.files import read_json
 from arcuate.run import Run
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-
 
 def test_exchanged_and_silent_input_carry_no_neural_information(cohort_store: Path) -> None:
     cohort = Store.open(cohort_store)
@@ -43,7 +41,7 @@ def test_the_floor_is_trained_scored_and_kept(
 
     monkeypatch.setattr("arcuate.experiments.floor.train", train_and_note)
     train("tiny", cohort_store, run, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
-    floor = measure_floor(run, lm=str(GOLDEN / "words.alm"), lexicon=str(GOLDEN / "lexicon.txt"))
+    floor = measure_floor(run)
     assert set(floor.per_floor) == {"exchanged", "silence"} and floor.lowest is not None
     kept = read_floor(Run(run), floor.split)
     assert kept == FloorRates(floor.lowest, min(rate for rate in floor.wer_floor.values() if rate is not None))

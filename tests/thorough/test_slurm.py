@@ -53,7 +53,10 @@ def steps_done(run: Path) -> int:
 
 def assert_same_run(run: Path, expected: Path) -> None:
     rows, reference = (
-        [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in (r / "metrics.jsonl").open()]
+        [
+            {k: v for k, v in json.loads(line).items() if k != "cost"}
+            for line in (r / "metrics.jsonl").read_text().splitlines()
+        ]
         for r in (run, expected)
     )
     assert rows == reference
@@ -95,7 +98,7 @@ def test_a_time_limit_that_ends_a_job_twice(slurm: dict[str, str], cohort_store:
     """A run of about two minutes on this machine, in jobs of at most 40 seconds: a minute less the signal's 20."""
     words = ["--data", str(cohort_store), *TINY, "train.checkpoint_every=1000"]
     train_uninterrupted([*words, "train.steps=200"], tmp_path / "short")
-    rows = [json.loads(line) for line in (tmp_path / "short" / "metrics.jsonl").open()]
+    rows = [json.loads(line) for line in (tmp_path / "short" / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(row["cost"]["seconds_per_step"] for row in rows[5:] if row["split"] == "train") / len(rows[5:])
     words.append(f"train.steps={int(120 / seconds) // 100 * 100}")
     run = tmp_path / "run"

@@ -7,12 +7,13 @@ import typer
 
 from arcuate.cli.app import Head, Json, LexiconFile, LmFile, ModelPath, NoWords, WeightsFile, app
 from arcuate.cli.console import emit_json, out, progress
+from arcuate.errors import UserError
 
 
 @app.command()
 def export(
     run: ModelPath,
-    model: Annotated[Path, typer.Argument(help="File to write, such as model.arcx.")],
+    model: Annotated[str, typer.Argument(metavar="OUT", help="File such as model.arcx, hf:ORG/NAME, or a folder.")],
     session: Annotated[
         str | None, typer.Option("--session", help="Keep the layer of this session only; default: all sessions.")
     ] = None,
@@ -24,36 +25,22 @@ def export(
     lexicon: LexiconFile = "default",
     config: WeightsFile = None,
     head: Head = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, step-NNNNNNNN or stage-NAME.")] = "best",
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Store for --int8 and --web; default: that of the run.")
+    data: Annotated[Path | None, typer.Option("--data", help="Store for --int8; default: that of the run.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Create a public repository on the hub, not a private one.")
+    ] = False,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence in the model card, such as cc-by-4.0.")
     ] = None,
-    web: Annotated[
-        Path | None, typer.Option("--web", help="Folder for a page that runs the model of one session in the browser.")
-    ] = None,
-    ort_web: Annotated[
-        Path, typer.Option("--ort-web", help="With --web: npm package folder of ONNX Runtime Web.")
-    ] = Path("node_modules/onnxruntime-web"),
     as_json: Json = False,
 ) -> None:
-    """Export a model to one file that decodes with ONNX Runtime, without torch (extra: export)."""
+    """Export a model to one file that decodes without torch, a model to the hub, or a store to NWB."""
+    from arcuate.decoding.options import SearchOptions
     from arcuate.experiments.export import export as export_run
 
+    if no_words and (lm, lexicon, config) != ("default", "default", None):
+        raise UserError("--no-words leaves out the word search; remove --lm, --lexicon and --config, or --no-words")
+    search = SearchOptions(lm="none" if no_words else lm, lexicon=lexicon, config=config, head=head)
     with progress("exporting") as report:
-        result = export_run(
-            run,
-            model,
-            session=session,
-            int8=int8,
-            words=not no_words,
-            lm=lm,
-            lexicon=lexicon,
-            decoding=config,
-            checkpoint=checkpoint,
-            head=head,
-            data=data,
-            web=web,
-            ort_web=ort_web,
-            progress=report,
-        )
-    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True)
+        result = export_run(run, model, session, int8, search, data, public, licence, progress=report)
+    emit_json(result.to_dict()) if as_json else out.print(result.summary(), soft_wrap=True, markup=False)

@@ -36,6 +36,9 @@ class DataExport:
     files: tuple[Path, ...]
     n_trials: int
 
+    def summary(self) -> str:
+        return f"{self.n_trials} trials in {len(self.files)} files: {self.path}"
+
     def to_dict(self) -> dict[str, Any]:
         files = [str(file) for file in self.files]
         return {"path": str(self.path), "format": self.format, "files": files, "trials": self.n_trials}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,8 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import error_rate_name
+from arcuate.data.store import MANIFEST_FILE
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
 from arcuate.exported.check import OPERATORS
@@ -24,22 +27,22 @@ from arcuate.exported.read import (
     SILENT_FRAME,
     VERSION,
     lexicon_members,
-    open_export,
 )
-from arcuate.exported.web import WebTrial, find_runtime, write_page
-from arcuate.files import OutputKind, check_writable, fields_to_dict, write_text
+from arcuate.files import OutputKind, check_writable, fields_to_dict
+from arcuate.hub import is_hub_name
 from arcuate.progress import Progress, logger
-from arcuate.run import Run, RunLike, find_checkpoint, open_run
+from arcuate.run import Run, RunLike, find_checkpoint, open_run, split_parent
 
 if TYPE_CHECKING:
+    from arcuate.data.export import DataExport
     from arcuate.decoding.word_search.search import WordSearch
+    from arcuate.experiments.push import PushResult
     from arcuate.exported.graphs import ModelGraphs
     from arcuate.live.sources.replay import ReplayTrials
     from arcuate.models.layout import Head, Layout
     from arcuate.models.model import Model
 
 MAX_INT8_LOSS = 0.002  # largest increase of PER by int8; above it, the export recommends fp32
-_N_PAGE_TRIALS = 3
 _N_COMPARED = 200  # trials on which int8 is compared with fp32
 _EXPORTS = OutputKind(STARTS_AS_EXPORT, "model.arcx")
 
@@ -102,31 +105,42 @@ class ExportResult:
 
 
 def export(
-    run: RunLike,
+    source: RunLike,
     out: str | Path,
-    *,
     session: str | None = None,
     int8: bool = False,
-    words: bool = True,
-    lm: str = "default",
-    lexicon: str = "default",
-    decoding: str | Path | None = None,
-    checkpoint: str = "best",
-    head: str | None = None,
+    search: SearchOptions | None = None,
     data: str | Path | None = None,
-    web: str | Path | None = None,
-    ort_web: str | Path = "node_modules/onnxruntime-web",
+    public: bool = False,
+    licence: str | None = None,
+    *,
     progress: Progress | None = None,
-) -> ExportResult:
-    """Write the model of a run, its lexicon, n-gram and search weights as one `.arcx` file.
+) -> "ExportResult | PushResult | DataExport":
+    """Export a model to one file that decodes without torch, a model to the Hugging Face Hub, or a store to NWB.
 
-    `session` keeps one session layer instead of all. `int8` quantises the matrix products and compares the result with
-    fp32 on validation trials of the run's store, or of `data`. `words=False` leaves out lexicon and n-gram. `decoding`
-    is a file of `arcuate tune`. `head` is ctc, or both to export the transducer too (default: both if it was trained).
-    `web` is a folder for a page that runs the model of one session (default: the last) in the browser, with `ort_web`,
-    the folder of the npm package of ONNX Runtime Web.
+    Args:
+        source: RUN[@CHECKPOINT], a model on the hub, an exported model (to the hub), or a store (to NWB).
+        out: File to write, such as model.arcx; hf:ORG/NAME for the hub; or a folder for the NWB files of a store.
+        session: Keep the layer of this session only; default: all sessions.
+        int8: Quantise matrix products to int8; the result is compared with fp32.
+        search: The word search to include; with `lm` none, the file decodes to phonemes.
+        data: Store with the trials on which int8 is compared; default: that of the run.
+        public: Create a public repository on the hub instead of a private one.
+        licence: Licence in the model card, such as cc-by-4.0.
     """
-    path = Path(out)
+    if (Path(source) / MANIFEST_FILE).is_file():
+        from arcuate.data.export import export_data
+
+        return export_data(Path(source), out, progress=progress)
+    if is_hub_name(out):
+        from arcuate.experiments.push import push
+
+        named, checkpoint = split_parent(os.fspath(source))
+        return push(named, os.fspath(out), checkpoint=checkpoint, public=public, licence=licence)
+    return _export_model(source, Path(out), session, int8, search or SearchOptions(), data, licence, progress)
+
+
+def _check_target(path: Path) -> None:
     if path.suffix != ".arcx":
         raise UserError(f"{path} must end in .arcx, the suffix of exported models")
     if find_spec("onnx") is None:
@@ -134,37 +148,41 @@ def export(
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is not a regular file; choose another name")
     check_writable(path, kind=_EXPORTS)
-    if not words and (lm, lexicon, decoding) != ("default", "default", None):
-        raise UserError("--no-words leaves out the word search; remove --lm, --lexicon and --config, or --no-words")
-    if data is not None and not int8 and web is None:
-        raise UserError("--data names the trials for --int8 and --web; add one of them, or remove --data")
-    if web is not None:
-        find_runtime(Path(ort_web))
-    folder = open_run(run)
+
+
+def _export_model(
+    source: RunLike,
+    path: Path,
+    session: str | None,
+    int8: bool,
+    options: SearchOptions,
+    data: str | Path | None,
+    licence: str | None,
+    progress: Progress | None,
+) -> ExportResult:
     from arcuate.decoding.load import choose_head, load_search
-    from arcuate.decoding.options import SearchOptions
     from arcuate.evaluation.card import describe_run
     from arcuate.models.io import load_model
 
-    source = find_checkpoint(folder, checkpoint)
-    model = load_model(source)
+    _check_target(path)
+    if data is not None and not int8:
+        raise UserError("--data names the trials for --int8; add it, or remove --data")
+    named, which = split_parent(os.fspath(source))
+    run = open_run(named)
+    checkpoint = find_checkpoint(run, which)
+    model = load_model(checkpoint)
     if session is not None and session not in model.config.sessions:
         known = ", ".join(model.config.sessions)
         raise UserError(f"session {session!r:.60} is unknown to this model; it was trained on {known}")
-    options = SearchOptions(lm=lm, lexicon=lexicon, config=None if decoding is None else Path(decoding))
-    search = load_search(model.config.classes, options) if words else None
-    if data is not None:  # refused before anything is written
-        _validation_trials(folder, model, model.config.sessions if session is None else (session,), data, "")
-    origin: dict[str, Any] = {"run": folder.name, "checkpoint": source.name, "recipe_hash": _recipe_hash(folder)}
-    if folder.environment_file.is_file():
-        origin["data"] = {key: folder.data().get(key) for key in ("layout", "features")}
-    chosen_head = choose_head(source, model.transducer is not None, head)
-    card = describe_run(folder, checkpoint).markdown()
-    layout, n_bytes = write_export(path, model, search, session, int8, chosen_head, origin, progress, card)
-    if web is not None:
-        chosen = session or model.config.sessions[-1]
-        _write_web(folder, Path(web), Path(ort_web), model, chosen, int8, data)
-        write_text(Path(web) / CARD, card)
+    search = load_search(model.config.classes, options) if options.lm != "none" else None
+    sessions = model.config.sessions if session is None else (session,)
+    trials = _validation_trials(run, model, sessions, data) if int8 else None  # refused before anything is written
+    origin: dict[str, Any] = {"run": run.name, "checkpoint": checkpoint.name, "recipe_hash": _recipe_hash(run)}
+    if run.environment_file.is_file():
+        origin["data"] = {key: run.data().get(key) for key in ("layout", "features")}
+    head = choose_head(checkpoint, model.transducer is not None, options.head)
+    card = describe_run(run, which, licence).markdown()
+    layout, n_bytes = write_export(path, model, search, session, int8, head, origin, progress, card)
     return ExportResult(
         path,
         n_bytes,
@@ -173,7 +191,7 @@ def export(
         0 if search is None else len(search.words),
         None if search is None else search.model.name,
         layout.delay.total_ms,
-        _compare_int8(folder, path, model, session, data, progress) if int8 else None,
+        None if trials is None else _compare_int8(path, model, trials, progress),
     )
 
 
@@ -286,24 +304,8 @@ def _model_file(model: Any, folder: Path, progress: Progress | None) -> Path:
     return path
 
 
-def _write_web(
-    run: Run, folder: Path, ort_web: Path, model: "Model", session: str, int8: bool, data: str | Path | None
-) -> None:
-    """Write the page, with a few validation trials of the session if the store is available."""
-    trials: list[WebTrial] = []
-    if (replay := _validation_trials(run, model, (session,), data, "the page has no trials")) is not None:
-        trials = [
-            WebTrial(t.id, t.text, replay.store.read_bins(t), replay.statistics(t), replay.store.simulated)
-            for t in replay.trials[:_N_PAGE_TRIALS]
-        ]
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "page.arcx"
-        write_export(path, model, None, session, int8)
-        write_page(open_export(path), folder, ort_web, trials)
-
-
 def _validation_trials(
-    run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None, consequence: str
+    run: Run, model: "Model", sessions: Sequence[str], data: str | Path | None
 ) -> "ReplayTrials | None":
     """Validation trials of `data`, or of the run's store: None, with a message, if there are none."""
     from arcuate.evaluation.evaluate import open_store, read_source
@@ -320,24 +322,20 @@ def _validation_trials(
     except UserError as error:
         if data is not None:
             raise
-        logger.info(f"{consequence}: {error}")
+        logger.info(f"int8 was not compared with fp32: {error}")
         return None
 
 
 def _compare_int8(
-    run: Run, path: Path, model: "Model", session: str | None, data: str | Path | None, progress: Progress | None
+    path: Path, model: "Model", replay: "ReplayTrials", progress: Progress | None
 ) -> Int8Comparison | None:
-    """PER of the written file against the torch model on validation trials; None if there are none."""
+    """PER of the written file against the torch model on validation trials; None if too few of them are labelled."""
     from arcuate.decoding.decoder import Decoder
     from arcuate.decoding.load import load
     from arcuate.evaluation.metrics import Score, score, total
     from arcuate.evaluation.significance import score_difference
     from arcuate.models.acoustic import TorchModel
 
-    sessions = model.config.sessions if session is None else (session,)
-    replay = _validation_trials(run, model, sessions, data, "int8 was not compared with fp32")
-    if replay is None:
-        return None
     store = replay.store
     decoders = Decoder(TorchModel(model)), load(path)
     step = max(len(replay.trials) // _N_COMPARED, 1)

@@ -7,6 +7,7 @@ whose error rate is close to a floor has learnt little from neural activity.
 """
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import find_source, open_store, select_trials
 from arcuate.evaluation.metrics import score_text, total
-from arcuate.evaluation.trials import TrialResult, decode_trials
+from arcuate.evaluation.trials import decode_trials
 from arcuate.experiments.recipe import run_recipe
 from arcuate.experiments.train import train
 from arcuate.files import fields_to_dict, write_json
-from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.layout import Frames
+from arcuate.models.model import Model
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike, find_checkpoint
@@ -109,83 +110,69 @@ def _partners(trials: tuple[TrialInfo, ...]) -> dict[str, TrialInfo]:
 
 
 def measure_floor(
-    run: RunLike,
-    *,
-    split: str = "val",
-    data: str | Path | Store | None = None,
-    lm: str | None = "default",
-    lexicon: str = "default",
-    progress: Progress | None = None,
+    run: RunLike, split: str = "val", data: str | Path | Store | None = None, *, progress: Progress | None = None
 ) -> Floor:
     """Train the recipe of a run on input without neural information and score it; write results/floor/<split>.json.
 
-    Each input takes as long as the run did. `lm=None` leaves the language model out.
+    Each input takes as long as the run did.
+
+    Args:
+        run: RUN or RUN@CHECKPOINT.
+        split: Split to score on.
+        data: Prepared store; default: that of the run.
     """
     source = find_source(run)
-    opened = source.run
-    if not opened.recipe_file.is_file():
-        raise UserError(f"{opened.path} is an imported model without a recipe; a floor needs the recipe to train")
+    if not source.run.recipe_file.is_file():
+        raise UserError(f"{source.run.path} is an imported model without a recipe; a floor needs the recipe to train")
     store, model = open_store(source, data), load_model(source.checkpoint)
     trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
     if not trials:
         raise UserError(f"{store.path} has no labelled {split} trials; a floor needs labels")
-    recipe = run_recipe(opened)
+    recipe = run_recipe(source.run)
     runtime, batch_size = available_runtime(recipe.runtime), source.config.validate_.batch_size
-    changes = [*_CHANGES, f"runtime.device={runtime.device}"]
     device = configure_runtime(runtime, recipe.encoder.width, batch_size).device
-    words = None if lm is None else _WordErrors(trials, model.config, lm, lexicon)
-    per_floor: dict[str, float | None] = {}
-    wer_floor: dict[str, float | None] = {}
+    words = [t for t in trials if t.text]
+    search = load_search(model.config.classes, SearchOptions()) if words else None
+
+    def decode(frames: np.ndarray) -> str:
+        found = search.search(Frames(frames)) if search is not None else []
+        return (found[0].text or "") if found else ""
+
+    def word_error_rate(texts: Iterable[str]) -> float | None:
+        return total(score_text(t.text or "", text).words for t, text in zip(words, texts, strict=True)).rate
+
+    def rates(trained: Model, seen: Store) -> tuple[float | None, float | None]:
+        """PER and WER of a model."""
+        results = decode_trials(trained.to(device), seen, trials, batch_size=batch_size, keep_log_probs=bool(words))
+        frames = {r.trial.id: r.log_probs for r in results if r.log_probs is not None}
+        per = total(r.score for r in results if r.score is not None).rate
+        return per, word_error_rate(decode(frames[t.id]) for t in words)
+
+    floors: dict[str, tuple[float | None, float | None]] = {}
     for kind in INPUTS:
         logger.info(f"training on the input {kind!r}")
         without = uninformative(store, kind)
         with tempfile.TemporaryDirectory() as folder:
-            train(recipe, without, Path(folder) / "floor", overrides=changes, progress=progress)
-            trained = load_model(find_checkpoint(Path(folder) / "floor", "best")).to(device)
-            results = decode_trials(trained, without, trials, batch_size=batch_size, keep_log_probs=words is not None)
-        per_floor[kind] = total(r.score for r in results if r.score is not None).rate
-        wer_floor[kind] = None if words is None else words.rate(results)
-    results = decode_trials(model.to(device), store, trials, batch_size=batch_size, keep_log_probs=words is not None)
+            changes = [*_CHANGES, f"runtime.device={runtime.device}"]
+            train(recipe, without, Path(folder) / "floor", changes, progress=progress)
+            floors[kind] = rates(load_model(find_checkpoint(Path(folder) / "floor", "best")), without)
+    per, wer = rates(model, store)
+    # Uniform frame scores: only the language model and the number of frames are left.
+    lengths = [int(model.config.settings.front_end.patch.count_frames(t.n_bins)) for t in words]
+    n_classes = len(model.config.classes)
+    uniform = {n: decode(np.full((n, n_classes), -np.log(n_classes), np.float32)) for n in set(lengths)}
     floor = Floor(
-        opened.name,
+        source.run.name,
         split,
         len(trials),
-        total(r.score for r in results if r.score is not None).rate,
-        per_floor,
-        None if words is None else words.rate(results),
-        {} if words is None else wer_floor | {LANGUAGE_MODEL: words.language_model_rate()},
+        per,
+        {kind: rate for kind, (rate, _) in floors.items()},
+        wer,
+        {kind: rate for kind, (_, rate) in floors.items()}
+        | ({LANGUAGE_MODEL: word_error_rate(uniform[n] for n in lengths)} if words else {}),
         model.config.classes,
     )
-    file = opened.measurement_file("floor", split)
+    file = source.run.measurement_file("floor", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, floor.to_dict())
     return floor
-
-
-class _WordErrors:
-    """WER of frame scores of the same trials."""
-
-    def __init__(self, trials: list[TrialInfo], config: ModelConfig, lm: str, lexicon: str) -> None:
-        self._trials = [t for t in trials if t.text]
-        self._count_frames = config.settings.front_end.patch.count_frames
-        self._n_classes = len(config.classes)
-        self._search = load_search(config.classes, SearchOptions(lm=lm, lexicon=lexicon))
-
-    def rate(self, results: list[TrialResult]) -> float | None:
-        """WER of decoded trials with log-probabilities."""
-        frames = {r.trial.id: r.log_probs for r in results if r.log_probs is not None}
-        return self._rate([self._text(frames[t.id]) for t in self._trials])
-
-    def language_model_rate(self) -> float | None:
-        """WER of uniform frame scores: only the language model and the number of frames are left."""
-        n_classes = self._n_classes
-        lengths = [int(self._count_frames(t.n_bins)) for t in self._trials]
-        uniform = {n: self._text(np.full((n, n_classes), -np.log(n_classes), np.float32)) for n in set(lengths)}
-        return self._rate([uniform[n] for n in lengths])
-
-    def _text(self, frames: np.ndarray) -> str:
-        found = self._search.search(Frames(frames))
-        return (found[0].text or "") if found else ""
-
-    def _rate(self, texts: list[str]) -> float | None:
-        return total(score_text(t.text or "", text).words for t, text in zip(self._trials, texts, strict=True)).rate

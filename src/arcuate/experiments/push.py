@@ -1,4 +1,4 @@
-"""`push`: upload a model to the Hugging Face Hub (`arcuate push`).
+"""`push`: upload a model to the Hugging Face Hub (`arcuate export RUN hf:ORG/NAME`).
 
 The upload contains weights and config of one checkpoint, recipe, training curve, summaries of results, and the model
 card as README.md. It contains no recordings, decoded sentences, optimizer state or logs. Paths in settings are reduced
@@ -6,8 +6,9 @@ to their last part, and the record of the environment to versions and the descri
 contains a path below the home folder is refused.
 """
 
-import json
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, describe_run, exported_card, is_generated, read_card
 from arcuate.exported.archive import METADATA, is_export, open_archive
-from arcuate.files import read_json
+from arcuate.files import fields_to_dict, read_json, write_json
 from arcuate.hub import CARD_FILE, PREFIX, HubName, hub_client, parse_name
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
@@ -30,149 +31,92 @@ _HOME = re.compile(r"[/\\](?:home|Users)[/\\]\w")
 
 
 @dataclass(frozen=True)
-class PushedFile:
-    """A file of an upload: its name in the repository, and where its bytes are."""
-
-    name: str
-    content: bytes | Path
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
-
-
-@dataclass(frozen=True)
-class PushPlan:
-    """A planned upload."""
+class PushResult:
+    """A completed upload."""
 
     repository: str
     private: bool
-    files: tuple[PushedFile, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(file.n_bytes for file in self.files)
+    files: tuple[str, ...]
+    n_bytes: int
+    commit: str
+    url: str
 
     def summary(self) -> str:
         kind = "private" if self.private else "public"
-        return f"{len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, to the {kind} repository {self.repository}"
+        uploaded = f"{len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, to the {kind} repository {self.repository}"
+        return f"{uploaded}\n{self.url}\nload it with: {PREFIX}{self.repository}@{self.commit}"
 
     def to_dict(self) -> dict[str, Any]:
-        files = [{"name": file.name, "n_bytes": file.n_bytes} for file in self.files]
-        return {"repository": self.repository, "private": self.private, "files": files, "n_bytes": self.n_bytes}
-
-
-@dataclass(frozen=True)
-class PushResult:
-    """A completed upload or, with `dry_run`, a planned one."""
-
-    plan: PushPlan
-    commit: str | None  # None: dry run
-    url: str | None
-
-    @property
-    def dry_run(self) -> bool:
-        return self.commit is None
-
-    def summary(self) -> str:
-        if self.dry_run:
-            return "dry run: nothing was uploaded"
-        return f"{self.plan.summary()}\n{self.url}\nload it with: {PREFIX}{self.plan.repository}@{self.commit}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.plan.to_dict(), "dry_run": self.dry_run, "commit": self.commit, "url": self.url}
+        return fields_to_dict(self)
 
 
 def push(
-    run: RunLike,
-    repository: str,
-    *,
-    checkpoint: str = "best",
-    private: bool = False,
-    licence: str | None = None,
-    dry_run: bool = False,
+    run: RunLike, repository: str, *, checkpoint: str = "best", public: bool = False, licence: str | None = None
 ) -> PushResult:
     """Upload the model of a run, or an exported model (.arcx), to a repository ORG/NAME; it is created if missing.
 
-    `dry_run` lists the files and uploads nothing. The token is the one of `hf auth login` or HF_TOKEN.
+    The repository is private unless `public`. The token is the one of `hf auth login` or HF_TOKEN.
     """
-    return upload(plan_push(run, repository, checkpoint=checkpoint, private=private, licence=licence), dry_run=dry_run)
-
-
-def plan_push(
-    run: RunLike, repository: str, *, checkpoint: str = "best", private: bool = False, licence: str | None = None
-) -> PushPlan:
-    """The files that `push` would upload, checked."""
     name = parse_name(repository)
     if name.revision is not None:
-        raise UserError(f"{repository!r:.100} names a revision, but a push makes a new one; leave @{name.revision} out")
-    if is_export(run if isinstance(run, str) else Path(run)):
-        files = _export_files(Path(run), licence)
-    else:
-        files = _run_files(open_run(run), name, checkpoint, licence)
-    for file in files:
-        _check_private_paths(file)
-    return PushPlan(name.repository, private, tuple(files))
+        raise UserError(f"{repository!r:.100} names a revision, but an upload makes a new one; leave it out")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if is_export(run if isinstance(run, str) else Path(run)):
+            _copy_export(Path(run), folder)
+        else:
+            _copy_run(open_run(run), folder, name, checkpoint, licence)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for file in files:
+            _check_private_paths(file, file.relative_to(folder))
+        with hub_client(name) as client:
+            done = _upload(client, name, folder, public)
+        names = tuple(str(file.relative_to(folder)) for file in files)
+        n_bytes = sum(file.stat().st_size for file in files)
+    return PushResult(name.repository, not public, names, n_bytes, done.oid, done.commit_url)
 
 
-def upload(plan: PushPlan, *, dry_run: bool = False) -> PushResult:
-    """Upload a plan as one commit. An existing public repository is refused if a private one was requested."""
-    if dry_run:
-        return PushResult(plan, None, None)
-    name = HubName(plan.repository)
-    with hub_client(name) as client:
-        from huggingface_hub import CommitOperationAdd
-
-        client.create_repo(plan.repository, private=True if plan.private else None, exist_ok=True)
-        if plan.private and not client.model_info(plan.repository).private:
-            raise UserError(f"{plan.repository} exists and is public; make it private on its page, or omit --private")
-        operations = [CommitOperationAdd(file.name, _payload(file)) for file in plan.files]
-        try:
-            done = client.create_commit(plan.repository, operations, commit_message="Upload a model with arcuate")
-        except ValueError as error:
-            if "Invalid metadata" not in str(error):
-                raise
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"the hub does not accept the model card ({reason}); correct its metadata") from None
-    return PushResult(plan, done.oid, done.commit_url)
+def _upload(client: Any, name: HubName, folder: Path, public: bool) -> Any:
+    client.create_repo(name.repository, private=not public, exist_ok=True)
+    if not public and not client.model_info(name.repository).private:
+        raise UserError(f"{name.repository} exists and is public; make it private on its page, or add --public")
+    message = "Upload a model with arcuate"
+    try:
+        return client.upload_folder(repo_id=name.repository, folder_path=folder, commit_message=message)
+    except ValueError as error:
+        if "Invalid metadata" not in str(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"the hub does not accept the model card ({reason}); correct its metadata") from None
 
 
-def _payload(file: PushedFile) -> bytes | str:
-    return file.content if isinstance(file.content, bytes) else str(file.content)
-
-
-def _export_files(path: Path, licence: str | None) -> list[PushedFile]:
-    if licence is not None:
-        raise UserError(
-            "the licence of an exported model is that of its run; set it with: arcuate card RUN --license …"
-        )
+def _copy_export(path: Path, folder: Path) -> None:
     card = exported_card(path)
     assert card is not None
-    return [PushedFile(path.name, path), PushedFile(CARD_FILE, card.encode())]
+    shutil.copy(path, folder / path.name)
+    (folder / CARD_FILE).write_text(card, "utf-8")
 
 
-def _run_files(run: Run, name: HubName, checkpoint: str, licence: str | None) -> list[PushedFile]:
-    folder = find_checkpoint(run, checkpoint)
-    files = [PushedFile(part, folder / part) for part in ("model.json", "model.safetensors", "state.json")]
-    files = [file for file in files if isinstance(file.content, Path) and file.content.is_file()]
+def _copy_run(run: Run, folder: Path, name: HubName, checkpoint: str, licence: str | None) -> None:
+    source = find_checkpoint(run, checkpoint)
+    for part in (source / "model.json", source / "model.safetensors", source / "state.json", run.metrics_file):
+        if part.is_file() and part.stat().st_size:
+            shutil.copy(part, folder / part.name)
     if run.recipe_file.is_file():
-        tree = run.recipe_tree()
-        recipe = yaml.safe_dump(_publishable(tree), sort_keys=False, allow_unicode=True, width=100)
-        files.append(PushedFile("recipe.yaml", recipe.encode()))
+        recipe = yaml.safe_dump(_publishable(run.recipe_tree()), sort_keys=False, allow_unicode=True, width=100)
+        (folder / "recipe.yaml").write_text(recipe, "utf-8")
     if run.environment_file.is_file():
         environment = run.environment()
         facts = {key: environment[key] for key in _FACTS if key in environment}
         facts["data"] = {key: value for key, value in run.data().items() if key in _DATA}
-        files.append(_json_file("environment.json", facts))
-    if run.metrics_file.is_file() and run.metrics_file.stat().st_size:
-        files.append(PushedFile("metrics.jsonl", run.metrics_file))
+        write_json(folder / "environment.json", _publishable(facts))
     if run.calibration_file.is_file():
-        files.append(_json_file("calibration.json", read_json(run.calibration_file)))
-    for summary in sorted((run.path / "results").glob("*.json")):
+        write_json(folder / "calibration.json", _publishable(read_json(run.calibration_file)))
+    for summary in (run.path / "results").glob("*.json"):
         values = {key: value for key, value in read_json(summary).items() if key != "out"}
-        files.append(_json_file(f"results/{summary.name}", values))
-    files.append(PushedFile(CARD_FILE, _card(run, name, checkpoint, licence).encode()))
-    return sorted(files, key=lambda file: file.name)
+        (folder / "results").mkdir(exist_ok=True)
+        write_json(folder / "results" / summary.name, _publishable(values))
+    (folder / CARD_FILE).write_text(_card(run, name, checkpoint, licence), "utf-8")
 
 
 def _card(run: Run, name: HubName, checkpoint: str, licence: str | None) -> str:
@@ -181,10 +125,6 @@ def _card(run: Run, name: HubName, checkpoint: str, licence: str | None) -> str:
         card_metadata(text, str(run.card_file))
         return text
     return describe_run(run, checkpoint, licence, address=str(name)).markdown()
-
-
-def _json_file(name: str, values: Mapping[str, Any]) -> PushedFile:
-    return PushedFile(name, json.dumps(_publishable(values), indent=1).encode())
 
 
 def _publishable(value: Any) -> Any:
@@ -198,22 +138,17 @@ def _publishable(value: Any) -> Any:
     return value
 
 
-def _check_private_paths(file: PushedFile) -> None:
+def _check_private_paths(file: Path, name: Path) -> None:
     """Refuse a text that contains a path below a home folder."""
-    content = file.content
-    if isinstance(content, Path):
-        if is_export(content):
-            content = open_archive(content).bytes(METADATA)
-        elif content.suffix == ".safetensors":
-            with content.open("rb") as stream:  # its header is text
-                n_header = int.from_bytes(stream.read(8), "little")
-                content = stream.read(min(n_header, 2**26))
-        else:
-            content = content.read_bytes()
+    if is_export(file):
+        content = open_archive(file).bytes(METADATA)
+    elif file.suffix == ".safetensors":
+        with file.open("rb") as stream:  # its header is text
+            content = stream.read(min(int.from_bytes(stream.read(8), "little"), 2**26))
+    else:
+        content = file.read_bytes()
     text, home = content.decode("utf-8", "replace"), str(Path.home())
     found = _HOME.search(text)
     if found is not None or (len(home) > 1 and f"{home}/" in text):
         part = text[found.start() : found.start() + 60].split()[0] if found else home
-        raise UserError(
-            f"{file.name} contains the path {part!r:.60}, which would be published; remove it and push again"
-        )
+        raise UserError(f"{name} contains the path {part!r:.60}, which would be published; remove it and push again")

@@ -72,7 +72,6 @@ _LOGIT_BOUNDS = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.01}
 _GRADIENT_BOUNDS = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.02}
 _MIN_RELATIVE_SPEED = 0.8  # relative to plain torch.nn
 _OFFICIAL = ("b2t25-gru", "b2t25-transformer")
-_LONG_S = 60.0
 _MAX_SYNCHRONISATIONS = 1  # of a step, beyond those inside torch's CTC loss
 _MAX_RANK_DIFFERENCE = 1e-3  # relative difference of the loss between one and two processes
 _FAILURES = (RuntimeError, UserError, OSError, ValueError, subprocess.SubprocessError)
@@ -87,9 +86,6 @@ class Check:
     value: float | str | None = None
     bound: float | str | None = None
     remedy: str | None = None  # what to do about a failure, or why a check was skipped
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,7 @@ class SelfTest:
         return int(self.n_failed > 0)
 
     def to_dict(self) -> dict[str, Any]:
-        checks = [check.to_dict() for check in self.checks]
-        return {"device": self.device, "versions": self.versions, "checks": checks, "seconds": self.seconds}
+        return asdict(self)
 
 
 def selftest(device: str = "auto", full: bool = False, *, progress: Progress | None = None) -> SelfTest:
@@ -134,7 +129,9 @@ def selftest(device: str = "auto", full: bool = False, *, progress: Progress | N
             checks += _run_checks(name, group, machine)
         if progress:
             progress(len(GROUPS), len(GROUPS), "done")
-    return SelfTest(described, _versions(), tuple(checks), time.perf_counter() - started)
+    versions = {name: installed_version(name) for name in ("arcuate", "torch", "numpy", "numba", "h5py")}
+    versions |= {"python": platform.python_version(), "cuda": torch.version.cuda, "platform": platform.platform()}
+    return SelfTest(described, versions, tuple(checks), time.perf_counter() - started)
 
 
 @contextmanager
@@ -550,10 +547,7 @@ def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: in
         optimizers[name].step()
 
     times: dict[str, list[float]] = {"own": [], "plain": []}
-    started = time.perf_counter()
-    for repetition in range(4):
-        if repetition > 1 and time.perf_counter() - started > _LONG_S:
-            break  # steps that take minutes are not repeated
+    for repetition in range(3):
         for name, taken in times.items():
             seconds = machine.seconds(partial(step, name))
             if repetition:  # the first step allocates
@@ -610,14 +604,3 @@ def _describe_device(device: torch.device) -> dict[str, Any]:
         }
     name = platform.processor() or platform.machine()
     return {"type": "cpu", "name": name, "cores": count_cores(), "threads": torch.get_num_threads()}
-
-
-def _versions() -> dict[str, str | None]:
-    packages: Sequence[str] = ("arcuate", "torch", "numpy", "numba", "h5py")
-    return {
-        "python": platform.python_version(),
-        **{name: installed_version(name) for name in packages},
-        "cuda": torch.version.cuda,
-        "cudnn": str(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None,
-        "platform": platform.platform(),
-    }
