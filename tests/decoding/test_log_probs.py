@@ -52,9 +52,9 @@ GOOD = {"logp": frames(6), "lengths": [6], "classes": CLASSES}
     [
         ({"lengths": [5]}, "lengths add up to 5"),
         ({"lengths": [-1, 7]}, "non-negative integers"),
-        ({"lengths": [6.0]}, "non-negative integers"),
-        ({"logp": np.zeros((6, 41), int)}, "floating-point"),
-        ({"logp": frames(6, 40)}, "distinct class names"),
+        ({"lengths": [5.5]}, "non-negative integers"),
+        ({"logp": np.zeros((6, 41), int)}, "scores are int64"),
+        ({"logp": frames(6, 40)}, "classes must be a list of 40 names"),
         ({"classes": ("x", *CLASSES[1:])}, "blank"),
         ({"classes": (*CLASSES[:-1], "AA")}, "distinct class names"),
         ({"trials": ["a", "b"]}, "trials must be a list of 1"),

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from scipy.io import savemat
 
 from arcuate.data.alphabet import CHARACTERS, CLASSES, encode, token_names
+from arcuate.data.text import text_to_tokens
 from arcuate.decoding.frame_files import FrameLogProbs, read_frames, write_frames
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
@@ -90,6 +92,80 @@ def test_the_copy_task_pickle_reveals_its_order(tmp_path: Path, order: tuple[str
     assert decoded(tmp_path / "t15.pkl") == WORDS and found.texts == ("hi", "yes")
 
 
+def in_order(order: tuple[str, ...], texts: list[str]) -> list[np.ndarray]:
+    """Trials that say the texts, of different lengths."""
+    return [frames_of(" ".join(token_names(text_to_tokens(text)[0])), order) for text in texts]
+
+
+SENTENCES = ["we will see it", "hello there", "a day for you and me"]
+ARRANGEMENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "per trial": lambda entries: {key: list(value) for key, value in entries.items()},
+    "per batch": lambda entries: {key: [value[:2], value[2:]] for key, value in entries.items()},
+    "records": lambda entries: [
+        {key: value[i : i + 1] if key == "logits" else value[i] for key, value in entries.items()} for i in range(3)
+    ],
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGEMENTS)
+@pytest.mark.parametrize("length", ["adjusted_lens", "adjusted_len", "n_time_steps"])
+@pytest.mark.parametrize("order", [CLASSES, LM_ORDER], ids=["silence last", "silence second"])
+@pytest.mark.parametrize("with_texts", [True, False], ids=["texts", "no texts"])
+def test_records_of_other_decoders(tmp_path: Path, arranged: str, length: str, order: tuple, with_texts: bool) -> None:
+    """Padding is cut off, and the order of the classes is found from the texts or from the frequency of silence."""
+    parts = in_order(order, SENTENCES)
+    n_frames = np.array([len(part) for part in parts])
+    entries: dict[str, Any] = {"logits": padded(parts), length: n_frames}
+    if length == "n_time_steps":  # of the '25 trainer: patches of 14 bins, every 4
+        entries[length] = 14 + 4 * (n_frames - 1) + np.array([0, 3, 1])
+    if with_texts:  # character codes, 0 at the end
+        entries["transcription"] = np.array([[*map(ord, text), *[0] * (40 - len(text))] for text in SENTENCES])
+    content = ARRANGEMENTS[arranged](entries)
+    if arranged == "per batch":  # padded to the longest trial of the batch
+        content["logits"] = [padded(parts[:2]), padded(parts[2:])]
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    scores = read_frames(tmp_path / "x.pkl")
+    assert [len(trial) for trial in scores.trials] == n_frames.tolist()
+    assert [token_names(greedy(trial)) for trial in scores.trials] == [
+        token_names(text_to_tokens(text)[0]) for text in SENTENCES
+    ]
+    assert scores.texts == (tuple(SENTENCES) if with_texts else None)
+    said = scores.summary(n_references=3 if with_texts else 0)
+    assert f"`{length}`" in said and ("references" if with_texts else "probability of silence") in said
+
+
+def test_references_beside_the_file_tell_the_order(tmp_path: Path) -> None:
+    parts = in_order(LM_ORDER, SENTENCES)
+    np.savez(tmp_path / "x.npz", logits=padded(parts), lengths=[len(part) for part in parts])
+    scores = read_frames(tmp_path / "x.npz", lambda n, ids: SENTENCES)
+    assert token_names(greedy(scores.trials[1])) == token_names(text_to_tokens(SENTENCES[1])[0])
+    assert "found from the references" in scores.order
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "last .* of .* frames are equal, as in padding, .* store the frames of every trial as `lengths`"),
+        ({"n_time_steps": [30, 31, 32]}, "does not follow from `n_time_steps`"),
+        ({"adjusted_lens": [1, 2, 999]}, "3 lengths do not fit 3 trials"),
+        ({"adjusted_lens": [1.5, 2, 3]}, "adjusted_lens must be non-negative integers"),
+    ],
+)
+def test_lengths_that_cannot_be_told_are_asked_for(tmp_path: Path, entries: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "x.npz", logits=padded(in_order(CLASSES, SENTENCES)), **entries)
+    with pytest.raises(UserError, match=message):
+        read_frames(tmp_path / "x.npz")
+
+
+def test_an_order_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+    even = np.random.default_rng(0).normal(size=(2, 30, 41))
+    np.savez(tmp_path / "x.npz", logits=even, lengths=[30, 30])
+    with pytest.raises(UserError, match=r"silence is the second or the last .* store the names as `classes`"):
+        read_frames(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", logits=even, lengths=[30, 30], classes=np.array(CLASSES))
+    assert read_frames(tmp_path / "x.npz").order == "named in the file"
+
+
 def test_characters_have_a_known_order(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", logits=frames_of("h i > y o u", CHARACTERS))
     assert decoded(tmp_path / "x.npz") == ["h i > y o u"]
@@ -98,13 +174,13 @@ def test_characters_have_a_known_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"logits": [np.zeros((3, 7))]}, "does not name its 7 classes"),
+        ({"logits": [np.eye(3, 7)]}, "does not name its 7 classes"),
         ({"other": [1]}, "no entry with logits"),
         ({"logits": []}, "0 trials"),
         ({"logits": [np.full((3, 41), np.nan)]}, "NaN"),
-        ({"logits": [np.zeros((3, 41)), np.zeros((3, 40))]}, "different numbers"),
+        ({"logits": [np.eye(3, 41), np.eye(3, 40)]}, "different numbers"),
         ({"logits": [np.zeros(3)]}, "expected"),
-        ({"logits": [np.zeros((3, 41))], "texts": ["a", "b"]}, "texts must be a list of 1"),
+        ({"logits": [np.eye(3, 41)], "texts": ["a", "b"]}, "texts must be a list of 1"),
         (17, "expected a dict"),
     ],
 )

@@ -345,13 +345,17 @@ def _check_applicable(path: Path, trials: TrialSource) -> None:
 
 def _read_file(path: Path, trials: TrialSource) -> _Trials:
     """Read a file of frame log-probabilities or logits."""
-    scores = read_frames(path)
-    if trials.references is not None:
-        references = read_references(Path(trials.references), len(scores.trials), scores.ids)
+    given = None if trials.references is None else Path(trials.references)
+    texts = None if given is None else lambda n, ids: [r.text for r in read_references(given, n, ids)]
+    scores = read_frames(path, texts)
+    if given is not None:
+        references = read_references(given, len(scores.trials), scores.ids)
     else:
         ids = scores.ids or tuple(map(str, range(len(scores.trials))))
-        texts = scores.texts or (None,) * len(ids)
-        references = [Reference(identity, text) for identity, text in zip(ids, texts, strict=True)]
+        references = [
+            Reference(identity, text) for identity, text in zip(ids, scores.texts or (None,) * len(ids), strict=True)
+        ]
+    logger.info(f"read {scores.summary(sum(r.text is not None for r in references))}")
     for frames, reference in zip(scores.trials, references, strict=True):
         check_log_probs(frames, scores.classes, f"trial {reference.id}")
     return _Trials(tuple(map(Frames, scores.trials)), scores.classes, references)
