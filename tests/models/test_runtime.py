@@ -1,4 +1,4 @@
-"""The choice of device, and of threads: by CPU time, robust against other processes, corrected once on a real step."""
+"""The choice of device, and of threads: by the size of the model, the same at every start."""
 
 import shutil
 from pathlib import Path
@@ -7,92 +7,47 @@ import pytest
 import torch
 
 from arcuate.evaluation.evaluate import find_source, score_split
-from arcuate.experiments import train as train_module
 from arcuate.experiments.train import train
 from arcuate.models import runtime
 from arcuate.models.config import RuntimeSettings
-from arcuate.models.runtime import RuntimeChoice, available_runtime, configure_runtime, fewest_threads, time_threads
+from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.run import Run
 from arcuate.training.config import read_config
 from support.devices import FakeCuda
 
-CPU = torch.device("cpu")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-class Machine:
-    """A clock of CPU time; every run costs what the number of threads costs, and sometimes a disturbance on top."""
-
-    def __init__(self, cost: dict[int, float], disturbed: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        self.now, self.n_runs, self.cost, self.disturbed = 0.0, 0, cost, disturbed
-
-    def process_time(self) -> float:
-        return self.now
-
-    def run(self) -> None:
-        self.now += self.cost[torch.get_num_threads()] + (0.5 if self.n_runs in self.disturbed else 0.0)
-        self.n_runs += 1
-
-
-@pytest.mark.parametrize(
-    ("cost", "chosen"),
-    [
-        ({1: 0.010, 2: 0.011}, 2),  # twice the cores, the same work
-        ({1: 0.010, 2: 0.020}, 1),  # the second thread only waits
-        ({1: 0.010, 2: 0.0185}, 1),  # a gain of 7 % is not worth a core
-        ({1: 0.010, 2: 0.012, 4: 0.1}, 2),
-        ({1: 0.040, 2: 0.042, 4: 0.046}, 4),
-    ],
-)
-def test_threads_by_cpu_time(cost: dict[int, float], chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    machine = Machine(cost, disturbed={0, 3, 6, 7})  # the warm-up, and a few runs of each
-    monkeypatch.setattr(runtime.time, "process_time", machine.process_time)
-    seconds = time_threads(machine.run, sorted(cost), n_runs=7)
-    assert seconds == pytest.approx({n: s / n for n, s in cost.items()})
-    assert fewest_threads(seconds) == chosen
-    assert torch.get_num_threads() == before
-
-
 @pytest.fixture
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(runtime, "count_cores", lambda: 2)
+    monkeypatch.setattr(runtime, "count_cores", lambda: 4)
     before = torch.get_num_threads()
     yield  # type: ignore[misc]
     torch.set_num_threads(before)
 
 
-def test_small_models_use_one_thread(two_cores: None, messages: list[str]) -> None:
-    choice = configure_runtime(RuntimeSettings(device="cpu"), width=64, batch_size=16)
-    assert (choice.threads, choice.reason, choice.measured) == (1, "small model", False)
-    assert messages == ["cpu, 1 thread: small model"]  # every command that computes says so
-
-
-def test_the_first_step_corrects_a_wrong_probe(
-    two_cores: None, monkeypatch: pytest.MonkeyPatch, cohort_store: Path, tmp_path: Path, messages: list[str]
+@pytest.mark.parametrize(
+    ("width", "batch_size", "threads", "reason"),
+    [(64, 16, 1, "size of the model"), (256, 24, 2, "size of the model"), (768, 64, 4, "all cores")],
+)
+def test_threads_follow_the_size_of_the_model(
+    four_cores: None, messages: list[str], width: int, batch_size: int, threads: int, reason: str
 ) -> None:
-    small = {"encoder.width": 16, "train.steps": 2, "train.log_every": 1, "data.batching.batch_size": 4}
-    expected = train("tiny", cohort_store, tmp_path / "one", overrides={**small, "runtime.threads": 1})
-    monkeypatch.setattr(
-        train_module, "configure_runtime", lambda *_, **__: RuntimeChoice(CPU, 2, "probe", measured=True)
-    )
-    steps: list[tuple[int, ...]] = []
+    """The same number every time: it changes rounding, and with it the result of a training."""
+    choice = configure_runtime(RuntimeSettings(device="cpu"), width, batch_size)
+    assert (choice.threads, choice.reason, torch.get_num_threads()) == (threads, reason, threads)
+    assert messages == [f"cpu, {threads} thread{'s' * (threads > 1)}: {reason}"]  # every command that computes says so
+    assert configure_runtime(RuntimeSettings(device="cpu", threads=3), width, batch_size).threads == 3
 
-    def time_threads(run, candidates, n_runs):  # type: ignore[no-untyped-def]
-        run()
-        steps.append(candidates)
-        return {1: 0.1, 2: 0.3}
 
-    monkeypatch.setattr(train_module, "time_threads", time_threads)
-    corrected = train("tiny", cohort_store, tmp_path / "run", overrides=small)
-    assert steps == [(1, 2)]
-    assert corrected.run.environment()["threads"] == 1
-    assert any(m.startswith("using 1 thread after timing the first step") for m in messages)
-    files = [r.run.checkpoints / "last/model.safetensors" for r in (expected, corrected)]
-    assert files[0].read_bytes() == files[1].read_bytes()  # the timed step does not count
-    train("tiny", cohort_store, tmp_path / "run", overrides=small, resume=True)
-    assert len(steps) == 1  # a resumed run keeps its threads
+def test_a_resumed_run_keeps_its_threads(four_cores: None, cohort_store: Path, tmp_path: Path) -> None:
+    small = {"encoder.width": 16, "train.steps": 2, "data.batching.batch_size": 4, "data.workers": 0}
+    run = train("tiny", cohort_store, tmp_path / "run", overrides={**small, "runtime.threads": 2}).run
+    file = run.environment_file
+    assert run.environment()["threads"] == 2
+    train("tiny", cohort_store, run, overrides=small, resume=True)
+    assert torch.get_num_threads() == 2
 
 
 def test_a_run_is_evaluated_where_its_gpu_does_not_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

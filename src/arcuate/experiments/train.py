@@ -31,14 +31,7 @@ from arcuate.experiments.targets import TargetOutcome, find_impossible_target, j
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig, RuntimeSettings
 from arcuate.models.model import Model
-from arcuate.models.runtime import (
-    RuntimeChoice,
-    configure_runtime,
-    count_cores,
-    describe_times,
-    fewest_threads,
-    time_threads,
-)
+from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, absolute_parent, check_run_folder, lock_run
 from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
@@ -63,7 +56,7 @@ from arcuate.training.start import (
     start_run,
 )
 from arcuate.training.state import TrainingState
-from arcuate.training.step import compute_gradients, encode_for_training, make_encode
+from arcuate.training.step import make_encode
 from arcuate.training.step_size import coupling_warnings, expected
 from arcuate.training.tracking import check_trackers, make_trackers
 
@@ -409,11 +402,10 @@ def _train(
     """Create or resume the run folder under its lock, and train."""
     distributed = setup.distributed
     training = TrainingState(setup.model, setup.recipe, setup.run, setup.precision.kind)
-    machine = setup.machine if start.resume else _check_threads(setup, training)
     environment = describe_environment(
-        device=str(machine.device),
-        threads=machine.threads,
-        threads_reason=machine.reason,
+        device=str(setup.machine.device),
+        threads=setup.machine.threads,
+        threads_reason=setup.machine.reason,
         processes=distributed.size,
         data=describe_store(setup.store, setup.selection.sessions),
         n_parameters=setup.n_parameters,
@@ -437,29 +429,6 @@ def _train(
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)
-
-
-def _check_threads(setup: _Setup, training: TrainingState) -> RuntimeChoice:
-    """Compare the threads that a probe chose with one thread on a real step, before the first one counts.
-
-    The step changes nothing: its gradients are discarded, and every step derives its random numbers from its position.
-    """
-    machine = setup.machine
-    if not machine.measured or machine.threads == 1:
-        return machine
-    batch = _planned_batches(setup)[0]
-    encode = partial(encode_for_training, training.model)
-    training.model.train()
-    seconds = time_threads(
-        lambda: compute_gradients(training, encode, [batch], machine.device, Distributed()), (1, machine.threads), 1
-    )
-    training.optimizer.zero_grad(set_to_none=True)
-    reason = f"{machine.reason}; first step: {describe_times(seconds)}"
-    chosen = replace(machine, threads=fewest_threads(seconds), reason=reason)
-    torch.set_num_threads(chosen.threads)
-    if chosen.threads != machine.threads:
-        logger.info(f"using {counted(chosen.threads, 'thread')} after timing the first step: {describe_times(seconds)}")
-    return chosen
 
 
 def _planned_batches(setup: _Setup) -> PlannedBatches:

@@ -291,7 +291,7 @@ class ModelConfig(Settings):
 class RuntimeSettings(Settings):
     """Device and threads; they affect speed, not the model."""
 
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = chosen by a short measurement.")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; null = by the size of the model.")
     device: str = Field("auto", pattern=_DEVICE, description="Device; auto = CUDA if available.")
     compile: bool = Field(False, description="Compile the blocks of a Transformer with torch.compile (CUDA only).")
     cudnn_benchmark: bool = Field(False, description="Choose cuDNN kernels by timing (CUDA only); not reproducible.")

@@ -1,11 +1,8 @@
-"""Choice of device and number of CPU threads; the threads are chosen by a short measurement."""
+"""Choice of device and number of CPU threads. A rule chooses the threads, since rounding depends on their number."""
 
 import os
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -13,8 +10,8 @@ from arcuate.errors import UserError
 from arcuate.models.config import RuntimeSettings
 from arcuate.progress import counted, logger
 
-_SMALL_MODEL = 4e6  # operations of one recurrent step, below which threads cost more than they save
-_MIN_GAIN = 0.9  # more threads are used only if they take less than this fraction of the time
+_OPERATIONS_PER_THREAD = 4e6  # of one recurrent step; a thread with fewer costs more than it saves
+_MAX_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,6 @@ class RuntimeChoice:
     device: torch.device
     threads: int
     reason: str  # why this number of threads
-    measured: bool = False  # by a probe, which the first training steps may correct
 
     def __str__(self) -> str:
         return f"{self.device}, {counted(self.threads, 'thread')}: {self.reason}"
@@ -94,67 +90,12 @@ def _choose_threads(requested: int | None, width: int, batch_size: int, device: 
         return RuntimeChoice(device, torch.get_num_threads(), "OMP_NUM_THREADS")
     if device.type != "cpu":
         return RuntimeChoice(device, torch.get_num_threads(), f"the model runs on {device.type}")
-    n_cores = count_cores()
-    if n_cores == 1:
-        return RuntimeChoice(device, 1, "one core")
-    if 6 * batch_size * width**2 < _SMALL_MODEL:
-        return RuntimeChoice(device, 1, "small model")
-    candidates = [n for n in (1, 2, 4, 8, 16, 32) if n <= n_cores]
-    seconds = time_threads(_recurrence(width, batch_size), candidates, n_runs=7)
-    return RuntimeChoice(device, fewest_threads(seconds), f"probe ({describe_times(seconds)})", measured=True)
+    n_cores, useful = count_cores(), int(6 * batch_size * width**2 / _OPERATIONS_PER_THREAD)
+    if useful < n_cores:
+        return RuntimeChoice(device, max(1, min(useful, _MAX_THREADS)), "size of the model")
+    return RuntimeChoice(device, min(n_cores, _MAX_THREADS), "all cores" if n_cores > 1 else "one core")
 
 
 def count_cores() -> int:
     """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def time_threads(run: Callable[[], object], candidates: Sequence[int], n_runs: int) -> dict[int, float]:
-    """Seconds of `run` by number of threads, estimated from CPU time: median over alternating runs, after a warm-up.
-
-    The CPU time of a process does not contain the time in which other processes had the core, unlike the wall clock,
-    which on shared machines differs tenfold between repetitions. Waiting threads spin for a while, so a thread count
-    that causes waiting also costs more CPU time.
-    """
-    before = torch.get_num_threads()
-    times: dict[int, list[float]] = {n: [] for n in candidates}
-    try:
-        for repetition in range(n_runs + 1):
-            for n in candidates:
-                torch.set_num_threads(n)
-                start = time.process_time()
-                run()
-                if repetition:  # the first one is the warm-up
-                    times[n].append((time.process_time() - start) / n)
-    finally:
-        torch.set_num_threads(before)
-    return {n: median(seconds) for n, seconds in times.items()}
-
-
-def fewest_threads(seconds: Mapping[int, float]) -> int:
-    """The smallest number of threads that no larger number beats clearly."""
-    chosen = min(seconds)
-    for n in sorted(seconds):
-        if seconds[n] < _MIN_GAIN * seconds[chosen]:
-            chosen = n
-    return chosen
-
-
-def describe_times(seconds: Mapping[int, float]) -> str:
-    return ", ".join(f"{counted(n, 'thread')} {1000 * s:.1f} ms" for n, s in seconds.items())
-
-
-def _recurrence(width: int, batch_size: int, n_steps: int = 20) -> Callable[[], object]:
-    """A recurrence of this size."""
-    generator = torch.Generator().manual_seed(0)
-    state = torch.randn(batch_size, width, generator=generator)
-    recurrent = torch.randn(width, 3 * width, generator=generator)
-    frames = torch.randn(batch_size * n_steps, 2 * width, generator=generator)
-    projection = torch.randn(2 * width, 3 * width, generator=generator)
-
-    def run() -> None:
-        gates = (frames @ projection).view(n_steps, batch_size, -1)
-        for step in range(n_steps):
-            state.copy_(torch.tanh((gates[step] + state @ recurrent)[:, :width]))
-
-    return run
