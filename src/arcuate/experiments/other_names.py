@@ -21,7 +21,7 @@ NAMES: dict[str, str | tuple[str, str]] = {
     "lrstart": "schedule.kind=constant schedule.peak_lr={}",
     "lrend": "schedule.min_lr={} (schedule.kind=warmup_cosine or linear)",
     "lrmin": "schedule.min_lr={}",
-    "minlr": "schedule.min_lr={}; of an adaptive reduction: guard.adaptive.min_lr={}",
+    "minlr": "schedule.min_lr={0}; of an adaptive reduction: guard.adaptive.min_lr={0}",
     "warmupsteps": "schedule.warmup_steps={}",
     "lrwarmupsteps": "schedule.warmup_steps={}",
     "lrdecaysteps": "schedule.decay_steps={}",
