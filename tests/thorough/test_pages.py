@@ -28,7 +28,10 @@ from support.forking import PROGRAM, forking_environment, start
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("board", "export", "scaling", "your-data", "your-encoder")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("compare", "export", "language-models", "scaling", "your-data", "your-encoder")
+    ),
     *(p for folder in ("tutorials", "how-to") for p in sorted((ROOT / "docs" / folder).glob("*.md"))),
 ]
 STEPS = "train.steps=12 train.log_every=4"

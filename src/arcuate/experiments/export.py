@@ -14,9 +14,11 @@ import numpy as np
 
 from arcuate import __version__
 from arcuate.data.alphabet import error_rate_name
+from arcuate.data.export import DataExport, export_data
 from arcuate.data.store import MANIFEST_FILE
 from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
+from arcuate.experiments.push import PushResult, push
 from arcuate.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
 from arcuate.exported.check import OPERATORS
 from arcuate.exported.read import (
@@ -34,9 +36,7 @@ from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run, split_parent
 
 if TYPE_CHECKING:
-    from arcuate.data.export import DataExport
     from arcuate.decoding.word_search.search import WordSearch
-    from arcuate.experiments.push import PushResult
     from arcuate.exported.graphs import ModelGraphs
     from arcuate.live.sources.replay import ReplayTrials
     from arcuate.models.layout import Head, Layout
@@ -115,7 +115,7 @@ def export(
     licence: str | None = None,
     *,
     progress: Progress | None = None,
-) -> "ExportResult | PushResult | DataExport":
+) -> ExportResult | PushResult | DataExport:
     """Export a model to one file that decodes without torch, a model to the Hugging Face Hub, or a store to NWB.
 
     Args:
@@ -129,12 +129,8 @@ def export(
         licence: Licence in the model card, such as cc-by-4.0.
     """
     if (Path(source) / MANIFEST_FILE).is_file():
-        from arcuate.data.export import export_data
-
         return export_data(Path(source), out, progress=progress)
     if is_hub_name(out):
-        from arcuate.experiments.push import push
-
         named, checkpoint = split_parent(os.fspath(source))
         return push(named, os.fspath(out), checkpoint=checkpoint, public=public, licence=licence)
     return _export_model(source, Path(out), session, int8, search or SearchOptions(), data, licence, progress)
