@@ -44,7 +44,6 @@ def test_threads_follow_the_size_of_the_model(
 def test_a_resumed_run_keeps_its_threads(four_cores: None, cohort_store: Path, tmp_path: Path) -> None:
     small = {"encoder.width": 16, "train.steps": 2, "data.batching.batch_size": 4, "data.workers": 0}
     run = train("tiny", cohort_store, tmp_path / "run", overrides={**small, "runtime.threads": 2}).run
-    file = run.environment_file
     assert run.environment()["threads"] == 2
     train("tiny", cohort_store, run, overrides=small, resume=True)
     assert torch.get_num_threads() == 2
