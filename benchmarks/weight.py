@@ -105,13 +105,15 @@ def commands_and_options() -> tuple[list[str], list[str]]:
 
 
 def long_signatures(paths: list[Path], limit: int = 8) -> list[str]:
-    """Public functions with more than `limit` parameters, callbacks (`progress`, `on_...`, `stop`) not counted."""
+    """Public functions with more than `limit` parameters; `callbacks`, `progress`, `on_...`, `stop` do not count."""
     found = []
     for path in paths:
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-                counted = [n for n in names if n not in ("progress", "stop", "self") and not n.startswith("on_")]
+                counted = [
+                    n for n in names if n not in ("callbacks", "progress", "stop", "self") and not n.startswith("on_")
+                ]
                 if len(counted) > limit:
                     found.append(f"{path}:{node.lineno} {node.name} {len(counted)}")
     return found

@@ -204,18 +204,11 @@ def write_export(
 ) -> "tuple[Layout, int]":
     """Write a causal model, lexicon, n-gram and settings of a word search, and a card; returns layout and size."""
     from arcuate.exported.graphs import build_graphs
+    from arcuate.language.ngram.model import write_model
     from arcuate.models.acoustic import TorchModel
 
-    if not model.config.settings.encoder.causal:
-        raise UserError(
-            "the model has a bidirectional encoder, which needs complete trials and cannot be exported as a streaming"
-            " step; train with encoder.bidirectional=false"
-        )
-    if head != "ctc" and search is not None and not search.order.is_identity:
-        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
+    _check_exportable(model, search, head)
     index = None if session is None else model.config.sessions.index(session)
-    if model.config.settings.front_end.custom is not None:
-        raise UserError("a model with a front-end step of its own (front_end.custom) cannot be exported")
     graphs = build_graphs(model, index, int8, transducer=head != "ctc")
     if unknown := {node.op_type for node in graphs.frame.model.graph.node} - OPERATORS:
         kind = model.config.settings.encoder.kind
@@ -250,15 +243,28 @@ def write_export(
     with tempfile.TemporaryDirectory() as scratch:
         if search is not None:
             assert search.lexicon is not None
-            members |= lexicon_members(search.lexicon)
-            members[LANGUAGE_MODEL] = _model_file(search.model, Path(scratch), progress)
-            weights = search.settings.model_dump(mode="json")
+            file = Path(scratch) / LANGUAGE_MODEL
+            # without the hashes of its training sentences, which decoding does not use
+            write_model(replace(search.model, sentences=None), file, progress)
+            members |= {**lexicon_members(search.lexicon), LANGUAGE_MODEL: file}
             metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
-            metadata["decoding"] = weights
+            metadata["decoding"] = search.settings.model_dump(mode="json")
         members[METADATA] = json.dumps(metadata, indent=1).encode()
         if card is not None:
             members[CARD] = card.encode()
         return layout, write_archive(path, members)
+
+
+def _check_exportable(model: "Model", search: "WordSearch | None", head: "Head") -> None:
+    if not model.config.settings.encoder.causal:
+        raise UserError(
+            "the model has a bidirectional encoder, which needs complete trials and cannot be exported as a streaming"
+            " step; train with encoder.bidirectional=false"
+        )
+    if model.config.settings.front_end.custom is not None:
+        raise UserError("a model with a front-end step of its own (front_end.custom) cannot be exported")
+    if head != "ctc" and search is not None and not search.order.is_identity:
+        raise UserError(f"--head {head} needs a model whose classes are in the order of the word search; use ctc")
 
 
 def _graph_members(graphs: "ModelGraphs") -> dict[str, Content]:
@@ -289,15 +295,6 @@ def _recipe_hash(run: Run) -> str | None:
     if not run.recipe_file.is_file():
         return None
     return hashlib.blake2b(run.recipe_file.read_bytes(), digest_size=12).hexdigest()
-
-
-def _model_file(model: Any, folder: Path, progress: Progress | None) -> Path:
-    """A temporary file of the n-gram, without the hashes of its training sentences, which decoding does not use."""
-    from arcuate.language.ngram.model import write_model
-
-    path = folder / LANGUAGE_MODEL
-    write_model(replace(model, sentences=None), path, progress)
-    return path
 
 
 def _validation_trials(

@@ -10,6 +10,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from arcuate.config import Overrides, override_list
+from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.metrics import run_rate_name
@@ -124,22 +125,25 @@ def seed_overrides(recipe: Recipe, i: int) -> list[str]:
 
 
 def plan_seeds(
-    recipe: str | Path, data: Path, run: RunLike, n_seeds: int, overrides: Overrides, from_: RunLike | None
+    recipe: Recipe | str | Path,
+    data: Store | str | Path,
+    run: RunLike,
+    n_seeds: int,
+    overrides: Overrides,
+    from_: RunLike | None,
 ) -> dict[int, Job]:
     """The training of every seed, counted up from `train.seed`, into RUN/seed-K."""
+    if isinstance(recipe, Recipe) or (isinstance(data, Store) and type(data) is not Store):
+        raise UserError("seeds are trained in processes of their own: name recipe and store by their paths")
     base, listed = load_recipe(recipe, overrides), override_list(overrides)
+    store = data.path if isinstance(data, Store) else Path(data)
     parent = None if from_ is None else os.fspath(from_)
-    return {
-        seed: Job(
-            Run(Path(run) / f"seed-{seed}"),
-            str(recipe),
-            data,
-            (*listed, *seed_overrides(base, i)),
-            base.train.steps,
-            parent,
-        )
-        for i, seed in enumerate(range(base.train.seed, base.train.seed + n_seeds))
-    }
+    jobs: dict[int, Job] = {}
+    for i in range(n_seeds):
+        seed = base.train.seed + i
+        settings = (*listed, *seed_overrides(base, i))
+        jobs[seed] = Job(Run(Path(run) / f"seed-{seed}"), str(recipe), store, settings, base.train.steps, parent)
+    return jobs
 
 
 def train_seeds(

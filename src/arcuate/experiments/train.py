@@ -6,8 +6,8 @@ is a callback. It works in any thread of a notebook and under torchrun.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_an
 from arcuate.experiments.seeds import SeedRun, SeedsResult, plan_seeds, train_seeds
 from arcuate.experiments.targets import TargetOutcome, find_impossible_target, judge_target
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
-from arcuate.models.config import ModelConfig, RuntimeSettings
+from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
@@ -174,20 +174,15 @@ def train(
         dry_run: Check recipe and data, print the plan, write nothing.
     """
     if seeds is not None:
-        if isinstance(recipe, Recipe) or (isinstance(data, Store) and type(data) is not Store):
-            raise UserError("seeds are trained in processes of their own: name recipe and store by their paths")
-        path = data.path if isinstance(data, Store) else Path(data)
-        jobs = plan_seeds(recipe, path, run, seeds, overrides, from_)
+        jobs = plan_seeds(recipe, data, run, seeds, overrides, from_)
         if not dry_run:
             return train_seeds(jobs, Path(run), resume, stop, progress)
         first = next(iter(jobs.values()))
-        plan = train(recipe, path, first.run, first.overrides, from_, resume, dry_run=True)
-        runs = tuple(SeedRun(seed, job.run) for seed, job in jobs.items())
-        return SeedsResult(Path(run), plan.recipe, runs, plan)
+        plan = train(recipe, first.data, first.run, first.overrides, from_, resume, dry_run=True)
+        return SeedsResult(Path(run), plan.recipe, tuple(SeedRun(k, job.run) for k, job in jobs.items()), plan)
     run = Run(Path(run))
     official, ancestors = official_ancestor(recipe), lineage(recipe)
     recipe = load_recipe(recipe, overrides)
-    parent = None if from_ is None else os.fspath(from_)
     check_trackers(recipe.track)
     if not dry_run:
         check_run_folder(run.path, resume)
@@ -196,42 +191,35 @@ def train(
     store.check_unchanged(list({t.session: t for t in selection.train}.values()))  # one trial per file
     per_epoch = make_plan(selection.train, recipe.data.batching, recipe.data.seed).batches_per_epoch
     recipe = resolve_epochs(recipe, per_epoch / recipe.train.accumulate)
-    if resume and not dry_run and run.recipe_file.is_file():
-        check_not_calibrated(run)
-        check_same_recipe(run, recipe)
-    # A run that was killed early may have no environment.json.
-    previous = run.environment() if resume and run.recipe_file.is_file() and run.environment_file.is_file() else {}
-    runtime = _same_threads(recipe, previous)
-    machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
-    machine = replace(machine, device=own_device(machine.device))
+    previous: dict[str, Any] = {}
+    if resume and run.recipe_file.is_file():
+        if not dry_run:
+            check_not_calibrated(run)
+            check_same_recipe(run, recipe)
+        if run.environment_file.is_file():  # missing in a run that was killed early
+            previous = run.environment()
+    parent = None if from_ is None else os.fspath(from_)
     start = Start(resume, find_parent(parent, run if resume else None))
-    decode_words = open_word_search(recipe, selection.validation, store.classes)
-    failed = True
-    try:
-        precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
-        model = build_model(recipe, store, selection).to(machine.device)
-        distributed = init_distributed(machine.device)
-        if distributed.size > 1 and recipe.runtime.compile and list(model.encoder.blocks_to_compile()):
-            raise UserError(
-                "runtime.compile=true cannot be combined with several processes: compiled blocks of a Transformer are"
-                " not tested inside DistributedDataParallel; set runtime.compile=false"
-            )
-        for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
-            if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
-                precision = PrecisionChoice(kind, f"training in {kind} because another process does")
-        setup = _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
-        if distributed.is_main:
+    with _end_processes():
+        setup = _set_up(run, recipe, store, selection, previous)
+        if setup.distributed.is_main:
             _announce(setup, official, previous)
         if dry_run:
-            result = setup.result(dry_run=True, steps=recipe.train.steps)
-        else:
-            result = _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+            return setup.result(dry_run=True, steps=recipe.train.steps)
+        return _train(setup, start, parent, ancestors, callbacks, stop or Stop(), progress)
+
+
+@contextmanager
+def _end_processes() -> Iterator[None]:
+    """Leave the process group at the end; errors of the device and of the compiler come with their remedy."""
+    failed = True
+    try:
+        yield
         failed = False
-        return result
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"{machine.device} has too little memory for this model and batch ({str(error).splitlines()[0]}); divide"
-            " the batch size (data.batching) and multiply train.accumulate by the same number, choose a smaller model,"
+            f"the device has too little memory for this model and batch ({str(error).splitlines()[0]}); divide the"
+            " batch size (data.batching) and multiply train.accumulate by the same number, choose a smaller model,"
             " or end other programs that use the device"
         ) from None
     except RuntimeError as error:
@@ -322,13 +310,27 @@ class _Setup:
         )
 
 
-def _same_threads(recipe: Recipe, previous: Mapping[str, Any]) -> RuntimeSettings:
-    """Keep the thread count of a resumed run unless one is set: a different count changes rounding."""
-    is_set = recipe.runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
-    threads = previous.get("threads")
-    if is_set or not isinstance(threads, int) or not 1 <= threads <= 1024:
-        return recipe.runtime
-    return recipe.runtime.model_copy(update={"threads": threads})
+def _set_up(run: Run, recipe: Recipe, store: Store, selection: Selection, previous: Mapping[str, Any]) -> _Setup:
+    """Choose device, threads, precision and processes, and build the model. A resumed run keeps what rounding needs."""
+    runtime, threads = recipe.runtime, previous.get("threads")
+    is_set = runtime.threads is not None or "OMP_NUM_THREADS" in os.environ
+    if not is_set and isinstance(threads, int) and 1 <= threads <= 1024:
+        runtime = runtime.model_copy(update={"threads": threads})
+    machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
+    machine = replace(machine, device=own_device(machine.device))
+    decode_words = open_word_search(recipe, selection.validation, store.classes)
+    precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
+    model = build_model(recipe, store, selection).to(machine.device)
+    distributed = init_distributed(machine.device)
+    if distributed.size > 1 and recipe.runtime.compile and list(model.encoder.blocks_to_compile()):
+        raise UserError(
+            "runtime.compile=true cannot be combined with several processes: compiled blocks of a Transformer are not"
+            " tested inside DistributedDataParallel; set runtime.compile=false"
+        )
+    for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
+        if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
+            precision = PrecisionChoice(kind, f"training in {kind} because another process does")
+    return _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
 
 
 def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) -> None:
