@@ -85,7 +85,7 @@ def test_the_mode_comes_from_the_simulated_truth(tmp_path: Path) -> None:
     )
     report = prepare(tmp_path, tmp_path / "store").report
     assert [info.mode for info in Store.open(tmp_path / "store").trials] == [None, "silent"]
-    assert report is not None and "1 lines" in report.notes[0]
+    assert report is not None and "1 rows" in report.notes[0]
 
 
 @pytest.mark.shared

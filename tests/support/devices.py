@@ -51,11 +51,7 @@ class _CountReads(TorchDispatchMode):
 
 def on_device(batch: Batch) -> Batch:
     """The batch as `Batch.to` would leave it on an accelerator."""
-    statistics = batch.statistics
-    if statistics is not None:
-        statistics = statistics._map(lambda t: t.as_subclass(DeviceTensor))
-    moved = batch._map(lambda t: t.as_subclass(DeviceTensor), lambda _: statistics)
-    return moved
+    return batch.map(lambda t: t.as_subclass(DeviceTensor))
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def normalised_bins(adapter: OnlineAdapter, store: Store, trial: TrialInfo) -> t
     spec = adapter.model.config.settings.front_end.statistics_spec
     bins = torch.from_numpy(store.read_bins(trial))[None].to(device)
     statistics = read_statistics(store, [trial], spec)
-    return adapter.model.normalise(bins, statistics.to(device) if statistics else None)[0]
+    return adapter.model.normalise(bins, statistics and statistics.map(lambda t: t.to(device)))[0]
 
 
 def log_new_sessions(store: Store, model: Model, trials: Sequence[TrialInfo]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -93,8 +93,7 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return values.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
-class BatchStatistics:
+class BatchStatistics(NamedTuple):
     """Mean and SD for normalisation, of the trial's block or (rolling) of the bins before the trial.
 
     Where the model takes logarithms, these are statistics of the logarithms.
@@ -104,17 +103,8 @@ class BatchStatistics:
     sd: torch.Tensor  # (B, C)
     n_bins: torch.Tensor  # (B,)
 
-    def to(self, device: torch.device) -> "BatchStatistics":
-        return self._map(lambda t: t.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "BatchStatistics":
-        return self._map(torch.Tensor.pin_memory)
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.mean, self.sd, self.n_bins
-
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "BatchStatistics":
-        return BatchStatistics(*map(change, self.tensors()))
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "BatchStatistics":
+        return BatchStatistics(*map(change, self))
 
 
 _ON_DEVICE = ("bins", "n_bins", "tokens", "n_tokens")
@@ -156,25 +146,19 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device; the copies of a pinned batch do not block the host."""
-        if device.type == "cpu":
-            return self
-        return self._map(lambda t: t.to(device, non_blocking=True), lambda s: s.to(device))
+        return self if device.type == "cpu" else self.map(lambda t: t.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
         """Copy to pinned memory; called by the data loader."""
-        return self._map(torch.Tensor.pin_memory, BatchStatistics.pin_memory)
+        return self.map(torch.Tensor.pin_memory)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All tensors that `to` copies."""
-        own = tuple(getattr(self, name) for name in _ON_DEVICE)
-        return own if self.statistics is None else (*own, *self.statistics.tensors())
+        return (*(getattr(self, name) for name in _ON_DEVICE), *(self.statistics or ()))
 
-    def _map(
-        self, change: Callable[[torch.Tensor], torch.Tensor], also: Callable[[BatchStatistics], BatchStatistics]
-    ) -> "Batch":
-        statistics = None if self.statistics is None else also(self.statistics)
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         moved: dict[str, Any] = {name: change(getattr(self, name)) for name in _ON_DEVICE}
-        return replace(self, statistics=statistics, **moved)
+        return replace(self, statistics=self.statistics and self.statistics.map(change), **moved)
 
 
 def collate(

@@ -227,33 +227,37 @@ def _exported_notes(nwb: Any) -> tuple[tuple[str, ...] | None, Layout | None]:
 
 
 def _guess_mapping(nwb: Any) -> NwbMapping:
-    """A mapping: the time series in bins, else the units, and likely columns of the trials table.
-
-    Time series named like threshold crossings or power are joined if they have the same number of bins as the widest of
-    them. If there are no such names, the widest time series is used.
-    """
+    """The time series in bins, else the units, and likely columns of the trials table."""
     if nwb.trials is None:
         raise UnreadableFile("it has no trials table")
     columns = nwb.trials.colnames
-    shapes = {name: series.data.shape for name, series in _list_series(nwb).items() if series.data.ndim == 2}
-    named = sorted((p for p in shapes if _feature_rank(p) is not None), key=lambda p: (_feature_rank(p), p))
-    widest = max(named or shapes, key=lambda p: shapes[p][1], default=None)
-    if widest is None and nwb.units is None:
-        raise UnreadableFile("it has neither a time series (bins, channels) nor a table of units")
-    chosen = [p for p in named or shapes if p == widest or (named and widest and shapes[p][0] == shapes[widest][0])]
-    text = next((name for name in _TEXT_COLUMNS if name in columns), None)
+    first = lambda names: next((name for name in names if name in columns), None)
+    text = first(_TEXT_COLUMNS)
     sample = str(nwb.trials[text][0]) if text is not None and len(nwb.trials) else ""
     handwriting = SPACE in sample or FULL_STOP in sample
     return NwbMapping(
-        bins=tuple(chosen),
+        bins=_guess_series(nwb),
         mask="acquisition/eval_mask" if "eval_mask" in nwb.acquisition else None,
         text=text,
-        tokens="tokens" if "tokens" in columns else None,
-        block=next((name for name in _BLOCK_COLUMNS if name in columns), None),
-        split="split" if "split" in columns else None,
+        tokens=first(["tokens"]),
+        block=first(_BLOCK_COLUMNS),
+        split=first(["split"]),
         targets="characters" if handwriting else "phonemes",
         space=SPACE if handwriting else " ",
     )
+
+
+def _guess_series(nwb: Any) -> tuple[str, ...]:
+    """Time series of threshold crossings, then of power, as long as the widest of them; else the widest time series."""
+    shapes = {name: series.data.shape for name, series in _list_series(nwb).items() if series.data.ndim == 2}
+    if not shapes and nwb.units is None:
+        raise UnreadableFile("it has neither a time series (bins, channels) nor a table of units")
+    ranks = {name: rank for name in shapes if (rank := _feature_rank(name)) is not None}
+    widest = max(ranks or shapes, key=lambda name: shapes[name][1], default=None)
+    if not ranks:
+        return () if widest is None else (widest,)
+    equal = [name for name in ranks if shapes[name][0] == shapes[str(widest)][0]]
+    return tuple(sorted(equal, key=lambda name: (ranks[name], name)))
 
 
 def _feature_rank(path: str) -> int | None:
