@@ -62,10 +62,13 @@ def test_remedy_file_extends_the_run_and_states_the_reason(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     text = out.read_text()
     assert "extends: runs/stuck/recipe.yaml" in text
-    assert "  # eps is too large" in text
+    assert "# optimizer.eps: eps is too large" in text
     changes = diff_recipes(load_recipe(run.path), load_recipe(out))
     assert [(c.path, c.after) for c in changes] == [("optimizer.eps", 1e-8)]
-    assert f"arcuate train {out}" in " ".join(done.stdout.split())
+    command = " ".join(done.stdout.split()).split("arcuate train ")[1]
+    assert command.startswith(str(out)) and command.endswith(f"--run {run.path}-remedy")
+    Path(f"{run.path}-remedy").mkdir()  # the command names a folder that does not exist
+    assert diagnose(run.path).fix().train_command(out, None).endswith(f"--run {run.path}-remedy-2")
     assert_refused(arcuate("doctor", run.path, "--fix", out), "exists", "not overwritten")
     assert out.read_text() == text
 
@@ -89,8 +92,21 @@ def test_log_of_another_trainer_has_no_recipe_to_extend(tmp_path: Path) -> None:
     remedy = diagnosis.fix()
     assert [(c.key, c.times) for c in remedy.changes] == [("schedule.peak_lr", 10.0)]
     assert "raise the learning rate (schedule.peak_lr) to 10 times its value" in diagnosis.suggestion
-    with pytest.raises(UserError, match="arcuate run folder"):
+    with pytest.raises(UserError, match="--dataset states the release"):
         write_remedy(remedy, tmp_path / "out.yaml")
+    stated = diagnose(tmp_path / "log.jsonl", dataset="b2t24").fix()
+    with pytest.raises(UserError, match="does not state"):
+        write_remedy(stated, tmp_path / "out.yaml")
+
+
+def test_log_of_a_known_release_gets_a_recipe_that_extends_the_official_one(tmp_path: Path) -> None:
+    rows = [{"step": 100 * i, "per": 0.9 - 0.01 * i, "val_loss": 4 - 0.05 * i, "lr": 0.02} for i in range(40)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    remedy = diagnose(tmp_path / "log.jsonl", dataset="b2t24", planned_steps=10_000).fix()
+    assert remedy.overrides == {"train.steps": 10_000}
+    out = write_remedy(remedy, tmp_path / "out.yaml")
+    assert load_recipe(out).extends == "b2t24-gru"
+    assert "arcuate train b2t24-gru" in str(remedy.packaged_command(None))
 
 
 def test_page_of_another_trainers_log_states_the_same_change_as_the_json_object() -> None:

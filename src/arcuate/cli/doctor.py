@@ -71,7 +71,7 @@ def doctor(
     if (fix is not None or try_it) and not remedy:
         out.print(f"\nno remedy: {remedy.message}", markup=False, soft_wrap=True)
     if written is not None:
-        train = f"arcuate train {written} --data {diagnosis.store or 'STORE'} --run runs/{written.stem}"
+        train = remedy.train_command(written, diagnosis.store)
         out.print(f"\nwrote {written}; train it with: {train}", markup=False, soft_wrap=True)
     if tried is not None:
         out.print(f"\n{tried.sentence}", markup=False, soft_wrap=True)

@@ -1,15 +1,12 @@
 """The page of a diagnosis: the verdict, what to do, the error rate against its reference band, and the other curves."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from arcuate.config import override_list
 from arcuate.doctor.diagnose import Diagnosis, Reference, matching_reference
-from arcuate.doctor.log_table import Series, TrainingLog
-from arcuate.errors import UserError
-from arcuate.experiments.recipe import load_recipe
+from arcuate.doctor.log_table import Series
 from arcuate.files import finite_number
 from arcuate.insight.charts import curves
 from arcuate.insight.charts.base import Chart
@@ -26,6 +23,7 @@ _MIN_BAND = 0.03  # fraction of the mean: the band is at least this wide on eith
 _MILD = ("unfinished", "too_short", "restarted")  # verdicts that do not mean a failure
 _MAX_RUNS = 24  # maximum number of runs drawn
 _MAX_MARKS = 4
+_COLOURS = {"training": "train", "validation": "blue", "learning rate": "blue", "gradient norm": "train"}
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
@@ -58,77 +56,54 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
 def _commands(diagnosis: Diagnosis) -> tuple[str, str]:
     """What the commands that train the remedy do, and the commands; empty if no setting has to change."""
     remedy = diagnosis.fix()
-    if not remedy:
-        return "", ""
-    store = diagnosis.store or "STORE"
-    if remedy.run is not None:
-        write = ["arcuate", "doctor", str(remedy.run), "--fix", "remedy.yaml"]
-        train = ["arcuate", "train", "remedy.yaml", "--data", store, "--run", f"{remedy.run}-remedy"]
-        return "Write the remedy as a recipe and train it beside this run:", f"{shlex.join(write)}\n{shlex.join(train)}"
-    recipe, overrides = f"{diagnosis.dataset}-gru", override_list(remedy.overrides)
-    try:
-        load_recipe(recipe, remedy.overrides)
-    except UserError:  # an unknown data set, or settings that the recipe does not have
-        return "", ""
-    train = ["arcuate", "train", recipe, "--data", store, "--run", "runs/remedy", *overrides]
-    return (
-        "This is the log of another trainer. The change in arcuate, on the recipe of the official model:",
-        shlex.join(train),
-    )
+    if remedy and remedy.run is not None:
+        write = shlex.join(["arcuate", "doctor", str(remedy.run), "--fix", "remedy.yaml"])
+        train = remedy.train_command("remedy.yaml", diagnosis.store)
+        return "Write the remedy as a recipe and train it beside this run:", f"{write}\n{train}"
+    if remedy and (command := remedy.packaged_command(diagnosis.store)):
+        return "The log of another trainer. The change in arcuate, on the recipe of the official model:", command
+    return "", ""
 
 
 def _error_figure(run: Diagnosis) -> Figure | None:
     chart = diagnosis_chart(run)
     if chart is None or run.log is None:
         return None
-    per, reference = run.log.per.finite, matching_reference(run.log, run.dataset)
-    best = float(per.steps[int(per.values.argmin())])
+    reference = matching_reference(run.log, run.dataset)
     legend = [
         LegendEntry(f"this run, {run.log.error_name}", "blue"),
-        LegendEntry(f"best, step {count(best)}", "blue", "ring"),
+        LegendEntry(f"best, step {count(run.best_step)}", "blue", "ring"),
     ]
     if reference:
         band = f"± {_BAND_SD:g} SD, drawn at least {100 * _MIN_BAND:.0f}\u202f% wide"
         legend.append(LegendEntry(f"{reference.n_runs} healthy runs, {band}: {reference.model}", "teal", "band"))
-    return make_figure(
-        chart, caption=f"Reference: {reference.source}." if reference else None, legend=legend, full=True
-    )
+    caption = f"Reference: {reference.source}." if reference else None
+    return make_figure(chart, caption=caption, legend=legend, full=True)
 
 
 def diagnosis_chart(run: Diagnosis) -> Chart | None:
     """The error rate over the reference band, with the steps of the verdicts marked; None without error rates."""
     log = run.log
-    per = log.per.finite if log else None
-    if log is None or per is None or not len(per):
+    if log is None or run.best_per is None or run.best_step is None:
         return None
+    per = log.per.finite
     reference, last = matching_reference(log, run.dataset), max(float(per.steps[-1]), 1.0)
     expected = reference.mean[reference.grid <= last].tolist() if reference else []
     shown = np.clip([*per.values, *expected], _LOWEST, _HIGHEST)
-    y = ValueAxis(percent=True, log=True, domain=curves.log_domain(shown[np.isfinite(shown)].tolist()))
-    best = int(per.values.argmin())
-    step, rate = float(per.steps[best]), float(per.values[best])
-    layers = [
-        *(_reference_layers(reference, last, y) if reference else []),
-        *curves.best_mark(step, rate, y, last, float(shown.max())),
-    ]
+    low, high = curves.log_domain(shown[np.isfinite(shown)].tolist())
+    y = ValueAxis(percent=True, log=True, domain=(low, high))
+    band = _reference_layers(reference, last, y) if reference else []
     return curves.line_chart(
-        [Line(f"this run, {log.error_name}", "blue", _clamped(_curve(per), *(y.domain or (_LOWEST, _HIGHEST))))],
+        [Line(f"this run, {log.error_name}", "blue", _curve(per, low, high))],
         y,
         title=f"{log.error_name} on validation",
-        label=f"{log.error_name} over {per.unit}; best {percent(rate)}",
+        label=f"{log.error_name} over {per.unit}; best {percent(run.best_per)}",
         x_title=per.unit,
         last=last,
-        layers=layers,
+        layers=[*band, *curves.best_mark(float(run.best_step), run.best_per, y, last, float(shown.max()))],
         marks=_marks(run),
         height=_ERROR_HEIGHT,
     )
-
-
-def _clamped(curve: Curve, low: float, high: float) -> Curve:
-    def clamp(values: Sequence[float | None]) -> tuple[float | None, ...]:
-        return tuple(None if v is None else min(max(v, low), high) for v in values)
-
-    return Curve(curve.steps, clamp(curve.median), clamp(curve.low), clamp(curve.high), curve.n_missing)
 
 
 def _reference_layers(reference: Reference, last: float, y: ValueAxis) -> list[Chart]:
@@ -148,48 +123,38 @@ def _other_figures(run: Diagnosis) -> list[Figure]:
     log = run.log
     if log is None:
         return []
-    lr, norms = log.lr.finite, log.grad_norm.finite
-    figures = [_loss_figure(run, log)]
-    if len(lr) > 1 and lr.values.max() > 0:
-        figures.append(_series_figure("Learning rate", lr, ValueAxis(), "blue"))
-    if len(positive := _positive(norms)) > 1:
-        y = ValueAxis(log=True, domain=curves.log_domain(positive))
-        figures.append(_series_figure("Gradient norm", norms, y, "train"))
+    losses = {"training": log.train_loss, "validation": log.val_loss}
+    if len({series.unit for series in losses.values() if len(series.finite) > 1}) > 1:
+        del losses["training"]  # the two axes are not comparable
+    rates = {"learning rate": log.lr} if log.lr.finite.values.max(initial=0) > 0 else {}
+    figures = (
+        _figure(run, "Loss", losses, log=True),
+        _figure(run, "Learning rate", rates),
+        _figure(run, "Gradient norm", {"gradient norm": log.grad_norm}, log=True),
+    )
     return [figure for figure in figures if figure]
 
 
-def _loss_figure(run: Diagnosis, log: TrainingLog) -> Figure | None:
-    losses = (log.train_loss.finite, "train", "training"), (log.val_loss.finite, "blue", "validation")
-    shown = [entry for entry in losses if len(entry[0]) > 1]
-    if len({series.unit for series, _, _ in shown}) > 1:
-        shown = shown[-1:]  # the two axes are not comparable
-    values = [v for series, _, _ in shown for v in _positive(series)]
+def _figure(run: Diagnosis, title: str, series: Mapping[str, Series], log: bool = False) -> Figure | None:
+    """The finite values of series with a common axis; None if there are no two of them."""
+    shown = {name: s.finite for name, s in series.items() if len(s.finite) > 1}
+    values = [v for s in shown.values() for v in s.values.tolist() if not log or curves.SMALLEST < v < 1e100]
     if not values:
         return None
-    last, unit = max(float(series.steps[-1]) for series, _, _ in shown), shown[0][0].unit
-    n_missing = len(log.train_loss.non_finite_steps) + len(log.val_loss.non_finite_steps)
+    n_missing = sum(len(s.non_finite_steps) for s in series.values())
+    unit = next(iter(shown.values())).unit
     return line_figure(
-        [Line(name, colour, _curve(series)) for series, colour, name in shown],
-        ValueAxis(log=True, domain=curves.log_domain(values)),
+        [Line(name, _COLOURS[name], _curve(s)) for name, s in shown.items()],
+        ValueAxis(log=True, domain=curves.log_domain(values)) if log else ValueAxis(),
         caption=f"{n_missing:,} non-finite values are not shown." if n_missing else None,
-        title="Loss",
-        label="Loss, logarithmic",
+        title=title,
+        label=f"{title}, logarithmic" if log else title,
         x_title=unit,
-        last=last,
+        last=max(float(s.steps[-1]) for s in shown.values()),
         marks=_marks(run) if run.unit == unit else (),
     )
 
 
-def _series_figure(title: str, series: Series, y: ValueAxis, colour: str) -> Figure:
-    lines = [Line(title.lower(), colour, _curve(series))]
-    label = f"{title}, logarithmic" if y.log else title
-    last = float(series.steps[-1])
-    return make_figure(curves.line_chart(lines, y, title=title, label=label, x_title=series.unit, last=last))
-
-
-def _positive(series: Series) -> list[float]:
-    return [v for v in series.values.tolist() if curves.SMALLEST < v < 1e100]
-
-
-def _curve(series: Series) -> Curve:
-    return thin_curve(series.steps.tolist(), [finite_number(v) for v in series.values.tolist()])
+def _curve(series: Series, low: float = -np.inf, high: float = np.inf) -> Curve:
+    values = np.clip(series.values, low, high)
+    return thin_curve(series.steps.tolist(), [finite_number(v) for v in values.tolist()])

@@ -4,13 +4,15 @@
 """
 
 import os
-import textwrap
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arcuate.config import override_list, to_yaml_line
+import yaml
+
+from arcuate.config import apply_overrides, override_list
 from arcuate.doctor.causes import CERTAIN, STRONG, Cause, Change, describe_changes, leading_causes
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
@@ -22,12 +24,8 @@ if TYPE_CHECKING:
     from arcuate.doctor.diagnose import Diagnosis
     from arcuate.insight.comparison import Comparison
 
-_WIDTH = 100  # line width of comments in the recipe
 # Only one of these is changed at a time, because each of them alone corrects the size of the updates.
 _STEP_SIZE = frozenset({"learning_rate", "eps", "clipping", "loss_reduction", "coupling"})
-_NO_RECIPE = (
-    "the log of another trainer has no recipe to extend; a remedy can be written only for an arcuate run folder"
-)
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,7 @@ class Remedy:
     changes: tuple[SettingChange, ...] = ()
     message: str = ""
     run: Path | None = None  # run folder whose recipe is extended
+    recipe: str | None = None  # packaged recipe that is extended instead, for the log of another trainer
 
     def __bool__(self) -> bool:
         return bool(self.changes)
@@ -67,33 +66,46 @@ class Remedy:
         return {**fields_to_dict(self, "changes"), "changes": [fields_to_dict(change) for change in self.changes]}
 
     def to_yaml(self, parent: str) -> str:
-        """A recipe that extends the recipe file `parent` and states only the changes, each with its reason."""
-        head = [f"Remedy for {self.run.name if self.run else 'a run'}, diagnosed as {self.verdict}."]
-        lines = [*_comment(head[0], ""), f"extends: {to_yaml_line(parent)}"]
-        reasons = {change.key: change.reason for change in self.changes}
-        return "\n".join([*lines, *_yaml_lines(_nest(self.overrides), reasons, "", set())]) + "\n"
+        """A recipe that extends `parent` and states only the changes, after the reason for each."""
+        tree: dict[str, Any] = {"extends": parent}
+        apply_overrides(tree, self.overrides)
+        source = self.run.name if self.run else "the log of another trainer"
+        reasons: dict[str, list[str]] = {}
+        for change in self.changes:
+            reasons.setdefault(change.reason, []).append(change.key)
+        comments = [f"# Remedy for {source}, diagnosed as {self.verdict}.", ""]
+        comments[1:1] = [f"# {', '.join(keys)}: {reason}" for reason, keys in reasons.items()]
+        return "\n".join(comments) + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+    def train_command(self, recipe: str | Path, store: str | None, overrides: Sequence[str] = ()) -> str:
+        """The command that trains the remedy into a folder that does not exist yet."""
+        first = Path(f"{self.run}-remedy" if self.run else "runs/remedy")
+        folder = next(p for i in range(1, 10_000) if not (p := _numbered(first, i)).exists())
+        return shlex.join(
+            ["arcuate", "train", str(recipe), "--data", store or "STORE", "--run", str(folder), *overrides]
+        )
+
+    def packaged_command(self, store: str | None) -> str | None:
+        """The command that trains the remedy of another trainer's log on a packaged recipe, if there is one."""
+        if self.recipe is None or self.relative:
+            return None
+        return self.train_command(self.recipe, store, override_list(self.overrides))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 1 else path.with_name(f"{path.name}-{number}")
 
 
 def make_remedy(diagnosis: "Diagnosis") -> Remedy:
     """The remedy of a diagnosis: its first cause, and all others with strong evidence in the recipe."""
-    run = diagnosis.log.run_path if diagnosis.log else None
-    if diagnosis.runs:
-        return Remedy(diagnosis.primary, message="the file contains several runs; diagnose each of them separately")
-    if severe := [fault for fault in diagnosis.data_faults if fault.severe]:
-        faults = "; ".join(fault.sentence for fault in severe)
-        message = f"the cause is in the data and cannot be fixed by a setting: {faults}"
-        return Remedy(diagnosis.primary, message=message, run=run)
+    log = diagnosis.log
+    run = log.run_path if log else None
+    severe = [fault.sentence for fault in diagnosis.data_faults if fault.severe]
     chosen = _choose(diagnosis.causes)
-    if not chosen:
-        first = diagnosis.causes[0] if diagnosis.causes else None
-        message = (
-            f"no setting change is suggested: {first.cause}; {first.change}" if first else "there is nothing to fix"
-        )
-        return Remedy(diagnosis.primary, message=message, run=run)
-    settings = diagnosis.log.settings if diagnosis.log else {}
     changes: dict[str, SettingChange] = {}
     for cause in chosen:
         reason = f"{cause.cause}: {cause.because}"
+        settings = log.settings if log else {}
         added = {
             c.setting: SettingChange(c.setting, c.value, settings.get(c.setting), reason, c.times)
             for c in cause.changes
@@ -101,8 +113,19 @@ def make_remedy(diagnosis: "Diagnosis") -> Remedy:
         }
         if run is None or _is_valid(run, {**changes, **added}):
             changes |= added
-    message = "" if changes else "no valid setting change is suggested"
-    return Remedy(diagnosis.primary, tuple(changes.values()), message, run)
+    message = ""
+    if diagnosis.runs:
+        message = "the file contains several runs; diagnose each of them separately"
+    elif severe:
+        message = f"the cause is in the data and cannot be fixed by a setting: {'; '.join(severe)}"
+    elif not chosen and diagnosis.causes:
+        first = diagnosis.causes[0]
+        message = f"no setting change is suggested: {first.cause}; {first.change}"
+    elif not changes:
+        message = "no valid setting change is suggested" if chosen else "there is nothing to fix"
+    recipe = f"{diagnosis.dataset}-gru" if diagnosis.dataset and run is None else None
+    fits = recipe is not None and _is_valid(recipe, {k: c for k, c in changes.items() if c.times is None})
+    return Remedy(diagnosis.primary, () if message else tuple(changes.values()), message, run, recipe if fits else None)
 
 
 def _choose(causes: Sequence[Cause]) -> list[Cause]:
@@ -122,9 +145,9 @@ def _overlaps(key: str, changes: Mapping[str, Any]) -> bool:
     return any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in changes)
 
 
-def _is_valid(run: Path, changes: Mapping[str, SettingChange]) -> bool:
+def _is_valid(recipe: str | Path, changes: Mapping[str, SettingChange]) -> bool:
     try:
-        load_recipe(run, {key: change.value for key, change in changes.items()})
+        load_recipe(recipe, {key: change.value for key, change in changes.items()})
     except UserError as error:
         logger.debug("remedy rejected: %s", error)
         return False
@@ -137,10 +160,18 @@ def write_remedy(remedy: Remedy, out: str | Path) -> Path:
     check_remedy_file(out)
     if not remedy:
         raise UserError(f"no remedy to write: {remedy.message}")
-    if remedy.run is None:
-        raise UserError(_NO_RECIPE)
-    recipe_file = Run(remedy.run).recipe_file.resolve()
-    write_text(out, remedy.to_yaml(os.path.relpath(recipe_file, out.resolve().parent)))
+    if remedy.run is not None:
+        parent = os.path.relpath(Run(remedy.run).recipe_file.resolve(), out.resolve().parent)
+    elif remedy.recipe is None:
+        raise UserError(
+            "the log of another trainer has no recipe to extend, and none of a packaged one fits; --dataset states the"
+            " release of its data, or diagnose an arcuate run folder"
+        )
+    elif remedy.relative:
+        raise UserError(f"the log does not state the settings to change, so no recipe can: {remedy.relative}")
+    else:
+        parent = remedy.recipe
+    write_text(out, remedy.to_yaml(parent))
     load_recipe(out)  # check that the written recipe is valid
     return out
 
@@ -153,40 +184,6 @@ def check_remedy_file(out: str | Path | None) -> None:
     if out.exists() or out.is_symlink():
         raise UserError(f"{out} exists and is not overwritten; choose a new file for the remedy")
     check_writable(out)
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, leaf = path.split(".")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[leaf] = value
-    return tree
-
-
-def _yaml_lines(tree: Mapping[str, Any], reasons: Mapping[str, str], path: str, stated: set[str]) -> list[str]:
-    """The nested settings with the reason above each; a reason that several settings share is stated once."""
-    indent = "  " * path.count(".")
-    lines = []
-    for key, value in tree.items():
-        full = f"{path}{key}"
-        if full not in reasons:
-            lines += [f"{indent}{key}:", *_yaml_lines(value, reasons, f"{full}.", stated)]
-            continue
-        if reasons[full] not in stated:
-            stated.add(reasons[full])
-            lines += _comment(reasons[full], indent)
-        lines.append(f"{indent}{key}: {to_yaml_line(value)}")
-    return lines
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-
-
-# --- Training the remedy beside the run ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -207,12 +204,8 @@ class TriedRemedy:
         return self.comparison.differences[0].sentence
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": str(self.run.path),
-            "outcome": self.outcome,
-            "sentence": self.sentence,
-            "comparison": self.comparison.to_dict(),
-        }
+        told = {"run": str(self.run.path), "outcome": self.outcome, "sentence": self.sentence}
+        return {**told, "comparison": self.comparison.to_dict()}
 
 
 def try_remedy(
@@ -228,7 +221,7 @@ def try_remedy(
     from arcuate.training.callbacks import handle_signals
 
     if remedy.run is None:
-        raise UserError(_NO_RECIPE)
+        raise UserError("a remedy can be tried only beside an arcuate run folder, which names its data and budget")
     run = open_run(remedy.run)
     overrides = {key: v for key, v in remedy.overrides.items() if key not in ("train.steps", "train.validate_every")}
     if not overrides:
@@ -237,8 +230,7 @@ def try_remedy(
     store = Path(data) if data is not None else run.store_path()
     tried = Run(Path(out) if out is not None else run.path.with_name(f"{run.name}-remedy"))
     check_run_folder(tried.path, can_resume=False)
-    recipe = load_recipe(run.path, overrides)
-    steps = recipe.train.steps
+    steps = load_recipe(run.path, overrides).train.steps
 
     def report(rows: list[dict[str, Any]]) -> None:
         if progress and rows:
