@@ -164,7 +164,7 @@ def test_live_commands_accept_the_file(folder: Path) -> None:
     options = DecoderOptions(data=folder / "store")
     found = bench_live(folder / "model.arcx", seconds=12, real_time=False, options=options)
     assert found.timings.wall and found.n_lexicon_words == 87
-    assert found.correct_words_per_minute is not None
+    assert found.timings.correct_words_per_minute() is not None
     decoder = load_decoder(folder / "model.arcx", DecoderOptions(lm="none"))
     assert not decoder.decodes_words and decoder.adaptation is None
 

@@ -91,7 +91,6 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
     found = json.loads(done.stdout)
     assert 0 < found["frame_ms_p50"] <= found["frame_ms_p99"] <= found["frame_ms_max"]
     assert (found["missed_deadlines"] > 0) == (found["frame_ms_max"] > 80)
-    assert found["missed_while_stolen"] <= found["missed_deadlines"]
     assert found["n_frames"] > 30 and found["delay_ms"] == 140.0
 
 

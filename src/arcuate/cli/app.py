@@ -22,7 +22,7 @@ COMMANDS = (  # in the order of the workflow; each is in the module of the same 
     *("sweep", "ablate", "evaluate", "calibrate", "decode", "tune"),
     *("rescore", "combine", "submit", "report", "board", "live", "bench", "export"),
     *("doctor", "runs", "compare", "ledger", "lm", "import", "selftest"),
-    *("check-encoder", "new", "export-data", "falcon", "cite", "card"),
+    *("check-encoder", "new", "export-data", "cite", "card"),
 )
 
 SPLITS = ("val", "test", "dev", "train")

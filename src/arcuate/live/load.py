@@ -20,7 +20,7 @@ from arcuate.run import open_run
 if TYPE_CHECKING:
     from arcuate.evaluation.causal import CausalModel
 
-_CACHED_ROWS = 1 << 25  # of the lookahead, 12 bytes each: no frame of a run is late because of them
+_CACHED_ROWS = 1 << 25  # of the lookahead, 12 bytes each: neither memory nor the time of a frame grows while decoding
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def load_decoder(
 
         rescorer = CausalRescorer(load_causal(options.llm))
     if warm:
-        decoder.warm_up(*() if is_export(path) else (_CACHED_ROWS,))
+        decoder.warm_up(_CACHED_ROWS)
     return Decoder(decoder.model, decoder.search, options.session, adapter=adapter, rescorer=rescorer)
 
 

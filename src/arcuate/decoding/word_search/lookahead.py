@@ -163,11 +163,17 @@ def make_lookahead(
 
 def grow_cache(lookahead: Lookahead) -> Lookahead:
     """Return the same tables with twice the cache capacity."""
-    longer = {
-        name: np.concatenate([getattr(lookahead, name), np.empty_like(getattr(lookahead, name))])
-        for name in ("row_nodes", "row_scores", "row_children")
-    }
-    return lookahead._replace(**longer)
+    return _resize_cache(lookahead, 2 * len(lookahead.row_nodes))
+
+
+def _resize_cache(lookahead: Lookahead, capacity: int) -> Lookahead:
+    """Copy the rows in use; memory of unused rows is not touched."""
+    n, resized = int(lookahead.n_rows[0]), {}
+    for name in ("row_nodes", "row_scores", "row_children"):
+        rows = getattr(lookahead, name)
+        resized[name] = np.empty(capacity, rows.dtype)
+        resized[name][:n] = rows[:n]
+    return lookahead._replace(**resized)
 
 
 @njit(cache=True)
@@ -233,7 +239,10 @@ def cache_successors(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, cont
 
 
 def cache_likely_contexts(lookahead: Lookahead, arrays: NGramArrays, tree: Tree, max_rows: int) -> Lookahead:
-    """Cache the successor rows of the most probable contexts, up to `max_rows` rows, and leave spare capacity."""
+    """Cache the successor rows of the most probable contexts, up to `max_rows` rows.
+
+    If some are left out, spare capacity is added, else the capacity is cut to what is in use.
+    """
     n_contexts = len(lookahead.roots)
     order = np.argsort(-arrays.log_probs[:n_contexts], kind="stable")
     done = 0
@@ -241,6 +250,8 @@ def cache_likely_contexts(lookahead: Lookahead, arrays: NGramArrays, tree: Tree,
         done = _cache_contexts(lookahead, arrays, tree, order, done, max_rows)
         if done < n_contexts and lookahead.n_rows[0] <= max_rows:
             lookahead = grow_cache(lookahead)
+    if done == n_contexts:
+        return _resize_cache(lookahead, max(1, int(lookahead.n_rows[0])))
     return grow_cache(lookahead) if 2 * lookahead.n_rows[0] > len(lookahead.row_nodes) else lookahead
 
 
