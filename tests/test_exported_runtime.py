@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arcuate.data.statistics import Statistics
 from arcuate.errors import UserError
-from arcuate.exported.archive import open_archive
+from arcuate.exported.file import open_archive
 from arcuate.models.config import TransducerSettings
 from arcuate.runtime import Decoder, SearchOptions
 from support.cases import cases

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from arcuate.errors import UserError
-from arcuate.exported.archive import open_archive
 from arcuate.exported.check import OPERATORS, check_graph
+from arcuate.exported.file import open_archive
 from arcuate.runtime import Decoder
 from support.cases import cases
 from support.exports import export_model, repack
@@ -38,7 +37,7 @@ def test_zip_tools_read_it_and_members_are_aligned(path: Path) -> None:
         assert file.namelist() == list(archive.members)
         assert all(file.read(name) == archive.bytes(name) for name in archive.members)
         metadata = json.loads(file.read("metadata.json"))
-    assert all(member.offset % 64 == 0 for member in archive.members.values())
+    assert all(offset % 64 == 0 for offset, _ in archive.members.values())
     assert metadata["model"]["sessions"] == ["day1", "day2"]
     assert metadata["precision"] == "fp32"
 
@@ -47,10 +46,9 @@ def test_int8_is_smaller_and_close(tmp_path: Path) -> None:
     model = small_model(n_channels=64)
     files = [export_model(tmp_path / f"{int8}.arcx", model, words=False, int8=int8) for int8 in (False, True)]
     fp32, int8 = (Decoder.load(file, warm=False) for file in files)
-    assert open_archive(files[1]).member("frame.onnx").size < 0.5 * open_archive(files[0]).member("frame.onnx").size
-    for decoder in (fp32, int8):
-        decoder.push(bins(100, 64))
-    difference = np.abs(np.exp(fp32.log_probs()) - np.exp(int8.log_probs()))
+    sizes = [open_archive(file).member("frame.onnx")[1] for file in files]
+    assert sizes[1] < 0.5 * sizes[0]
+    difference = np.abs(np.exp(fp32.log_probs(bins(100, 64))) - np.exp(int8.log_probs(bins(100, 64))))
     assert 0 < difference.max() < 0.1
     frame = onnx.load_from_string(open_archive(files[1]).bytes("frame.onnx"))
     assert {"MatMulInteger", "DynamicQuantizeLinear"} <= {node.op_type for node in frame.graph.node}
@@ -156,13 +154,15 @@ REFUSED = {
     "tensor attribute": graph(
         helper.make_node("Identity", ["x"], ["y"], value=numpy_helper.from_array(np.zeros(1, np.float32)))
     ),
-    "wrong size": graph(
-        IDENTITY,
-        initializers=(helper.make_tensor("w", TensorProto.FLOAT, (2,), np.zeros(2, "<f4").tobytes(), raw=True),),
-    ).replace(b"\x08\x02\x10\x01", b"\x08\x7f\x10\x01"),
     "nothing": b"",
     "noise": bytes(range(256)),
 }
+
+
+WRONG_SIZE = graph(
+    helper.make_node("Add", ["x", "w"], ["y"]),
+    initializers=(helper.make_tensor("w", TensorProto.FLOAT, (2,), np.zeros(2, "<f4").tobytes(), raw=True),),
+).replace(b"\x08\x02\x10\x01", b"\x08\x7f\x10\x01")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -178,8 +178,6 @@ def test_a_plain_graph_is_accepted() -> None:
 
 
 def test_no_operator_reads_files_or_loops() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text("utf-8")
-    assert f"operators outside a list of {len(OPERATORS)} or" in " ".join(page.split())
     assert not OPERATORS & {"If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand", "Tile", "RandomNormal"}
 
 
@@ -233,7 +231,18 @@ def test_forged_graphs_do_not_load(path: Path, tmp_path: Path) -> None:
     forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": REFUSED["external data"]})
     with pytest.raises(UserError, match=r"bin\.onnx is not a supported ONNX graph"):
         Decoder.load(forged)
-    shutil.copy(path, tmp_path / "copy.arcx")
+    with pytest.raises(UserError, match=r"bin\.onnx cannot be loaded"):
+        Decoder.load(repack(path, tmp_path / "m.arcx", {"bin.onnx": WRONG_SIZE}))
     forged = repack(path, tmp_path / "m.arcx", {"bin.onnx": open_archive(path).bytes("frame.onnx")})
-    with pytest.raises(UserError, match="does not match"):
+    with pytest.raises(UserError, match="do not match its metadata"):
         Decoder.load(forged)
+
+
+def test_members_above_the_limit_of_plain_zip_archives(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long n-gram: its header has an extra field, and it is still aligned."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 2000)
+    large = open_archive(repack(path, tmp_path / "large.arcx", {}))
+    small = open_archive(path)
+    assert {name: large.bytes(name) for name in large.members} == {name: small.bytes(name) for name in small.members}

@@ -20,7 +20,7 @@ from arcuate.decoding.options import DecoderOptions, SearchOptions
 from arcuate.errors import UserError
 from arcuate.experiments.export import ExportResult, write_export
 from arcuate.experiments.recipe import load_recipe, recipe_names
-from arcuate.exported.read import open_export
+from arcuate.exported.file import open_export
 from arcuate.live.bench import bench_live
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder
@@ -86,8 +86,8 @@ def test_the_command_describes_the_file(folder: Path, tmp_path: Path) -> None:
     assert result["int8"]["n_trials"] == 4
     assert result["int8"]["difference"] == pytest.approx(result["int8"]["per_int8"] - result["int8"]["per_fp32"])
     assert result["int8"]["acceptable"] and result["int8"]["measure"] == "PER"
-    metadata = open_export(target).metadata
-    assert metadata["source"]["run"] == "run" and len(metadata["source"]["recipe_hash"]) == 24
+    source = open_export(target).metadata.source
+    assert source["run"] == "run" and len(source["recipe_hash"]) == 24
 
 
 def test_a_model_that_int8_makes_worse_is_reported(folder: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_decode_gives_the_words_of_the_run(folder: Path, monkeypatch: pytest.Mon
 
 def test_a_trained_transducer_is_exported(folder: Path) -> None:
     export(GOLDEN / "run-ssm", folder / "ssm.arcx", search=SearchOptions(**WORDS))
-    assert open_export(folder / "ssm.arcx").head == "both"
+    assert open_export(folder / "ssm.arcx").metadata.head == "both"
     run = shutil.copytree(GOLDEN / "run-ssm", folder / "run-ssm")
     for head in (None, "ctc", "transducer"):
         exported = decode(folder / "ssm.arcx", data=folder / "store", head=head)

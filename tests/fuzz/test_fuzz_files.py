@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from arcuate.config import read_yaml
 from arcuate.data import watched
+from arcuate.data.alphabet import CLASSES
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.data.unpickle import load_checkpoint as load_torch_checkpoint
@@ -37,7 +38,7 @@ from arcuate.evaluation.rescore import read_n_best
 from arcuate.evaluation.submission import read_texts
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.sweep import read_space
-from arcuate.exported.archive import open_archive, write_archive
+from arcuate.exported.file import open_archive, write_archive
 from arcuate.files import read_json
 from arcuate.insight import render
 from arcuate.insight.report.page import report_page
@@ -392,9 +393,10 @@ def test_arrays_in_archives(tmp_path: Path) -> None:
     def read(content: bytes, folder: Path) -> None:
         with zipfile.ZipFile(folder / "scores.npz", "w") as archive:
             archive.writestr("logp.npy", content)
-            lengths = io.BytesIO()
-            np.save(lengths, np.array([2]))
-            archive.writestr("lengths.npy", lengths.getvalue())
+            for name, known in (("lengths", np.array([2])), ("classes", np.array(CLASSES))):
+                other = io.BytesIO()
+                np.save(other, known)
+                archive.writestr(f"{name}.npy", other.getvalue())
         read_frames(folder / "scores.npz")
 
     read(array.getvalue(), tmp_path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from arcuate.experiments.export import write_export
-from arcuate.exported.archive import open_archive, write_archive
+from arcuate.exported.file import open_archive, write_archive
 from arcuate.models.layout import Head
 from arcuate.models.model import Model
 from support.live_parts import small_search

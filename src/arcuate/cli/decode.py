@@ -64,7 +64,7 @@ def decode(
 ) -> None:
     """Decode frame scores (phoneme log-probabilities) to words, with a pronunciation lexicon and a language model."""
     from arcuate.evaluation.decode import decode as decode_words
-    from arcuate.exported.archive import is_export
+    from arcuate.exported.file import is_export
 
     if file is not None:
         if str(scores) != "logits":

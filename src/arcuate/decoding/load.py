@@ -17,9 +17,8 @@ from arcuate.decoding.decoder import AcousticModel, Decoder
 from arcuate.decoding.hypothesis import GreedySearch, Search
 from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
-from arcuate.exported.archive import is_export
-from arcuate.exported.read import load_model as load_exported
-from arcuate.exported.read import open_export, read_language_model, read_lexicon
+from arcuate.exported.file import is_export, open_export, read_language_model, read_lexicon
+from arcuate.exported.model import load_model as load_exported
 from arcuate.hub import local_path
 from arcuate.models.layout import Head, check_head
 from arcuate.progress import Progress, logger
@@ -27,7 +26,7 @@ from arcuate.run import find_checkpoint, split_parent
 
 if TYPE_CHECKING:
     from arcuate.decoding.word_search.search import WordSearch
-    from arcuate.exported.read import ExportedFile
+    from arcuate.exported.file import ExportedFile
     from arcuate.language.lexicon import Lexicon
     from arcuate.language.ngram.model import LanguageModel
 
@@ -141,7 +140,7 @@ def stored_words(file: "ExportedFile") -> StoredWords | None:
     """Lexicon, n-gram and weights of an exported model, validated; None if it has none."""
     if not file.has_words:
         return None
-    settings = parse_decoding_config(file.settings, str(file.path))
+    settings = parse_decoding_config(file.metadata.decoding, str(file.path))
     return StoredWords(read_lexicon(file, word_order(file.layout.classes).classes), read_language_model(file), settings)
 
 
@@ -166,8 +165,8 @@ def trained_head(checkpoint: Path) -> Head:
 
 def export_head(file: "ExportedFile", head: str | None) -> Head:
     """The given head; by default the heads in the file."""
-    chosen = file.head if head is None else check_head(head)
-    if chosen != "ctc" and file.head == "ctc":
+    chosen = file.metadata.head if head is None else check_head(head)
+    if chosen != "ctc" and file.metadata.head == "ctc":
         raise UserError(f"{file.path} has no transducer; use the head ctc, or export it with --head {chosen}")
     return chosen
 

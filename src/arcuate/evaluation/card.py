@@ -18,7 +18,7 @@ from arcuate.data.alphabet import BLANK_NAMES, error_rate_name, token_unit
 from arcuate.data.releases import RELEASES
 from arcuate.errors import UserError, escape_controls
 from arcuate.evaluation.cite import cite
-from arcuate.exported.archive import CARD, is_export, open_archive
+from arcuate.exported.file import CARD, is_export, open_archive
 from arcuate.files import fields_to_dict, read_json, write_text
 from arcuate.progress import counted, logger, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, has_checkpoint, open_run, unfinished_reason

@@ -24,8 +24,7 @@ from arcuate.evaluation.transcribe import (
     summarise_transcripts,
     transcribe,
 )
-from arcuate.exported.archive import is_export
-from arcuate.exported.read import ExportedFile, open_export
+from arcuate.exported.file import ExportedFile, is_export, open_export
 from arcuate.files import (
     DECODINGS,
     OutputKind,

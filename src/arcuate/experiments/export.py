@@ -1,11 +1,10 @@
 """`export`: write the model of a run as one file that decodes without torch (`arcuate export`)."""
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,22 @@ from arcuate.data.store import MANIFEST_FILE
 from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.experiments.push import PushResult, push
-from arcuate.exported.archive import CARD, METADATA, STARTS_AS_EXPORT, Content, write_archive
 from arcuate.exported.check import OPERATORS
-from arcuate.exported.read import (
-    FORMAT,
+from arcuate.exported.file import (
+    CARD,
     LANGUAGE_MODEL,
+    METADATA,
     SESSION_BIASES,
     SESSION_WEIGHTS,
     SILENT_FRAME,
-    VERSION,
+    STARTS_AS_EXPORT,
+    Content,
+    Metadata,
+    StateTensor,
+    StoredLayout,
+    TransducerSizes,
     lexicon_members,
+    write_archive,
 )
 from arcuate.files import OutputKind, check_writable, fields_to_dict
 from arcuate.hub import is_hub_name
@@ -37,7 +42,7 @@ from arcuate.run import Run, RunLike, find_checkpoint, open_run, split_parent
 
 if TYPE_CHECKING:
     from arcuate.decoding.word_search.search import WordSearch
-    from arcuate.exported.graphs import ModelGraphs
+    from arcuate.exported.graphs import ModelGraphs, StepGraph
     from arcuate.live.sources.replay import ReplayTrials
     from arcuate.models.layout import Head, Layout
     from arcuate.models.model import Model
@@ -224,21 +229,21 @@ def write_export(
     if index is None and model.front_end.session_layer.settings.enabled:
         members |= _session_members(model)
         n_layers = len(layout.sessions)
-    metadata: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "arcuate": __version__,
-        "model": asdict(layout),
-        "precision": "int8" if int8 else "fp32",
-        "n_session_layers": n_layers,
-        "states": {name: _describe_states(graph) for name, graph in (("bin", graphs.bin), ("frame", graphs.frame))},
-        "head": head,
-        "source": dict(origin or {}),
-    }
+    metadata = Metadata(
+        arcuate=__version__,
+        model=StoredLayout(**vars(layout)),
+        precision="int8" if int8 else "fp32",
+        n_session_layers=n_layers,
+        states={"bin": _describe_states(graphs.bin), "frame": _describe_states(graphs.frame)},
+        head=head,
+        source=dict(origin or {}),
+    )
+    words: dict[str, Any] = {}
     if graphs.predictor is not None and model.transducer is not None:
         settings = model.config.settings.transducer
         context = settings.context if settings.predictor == "stateless" else None
-        metadata["transducer"] = {"width": settings.width, "depth": settings.depth, "context": context}
+        sizes = TransducerSizes(width=settings.width, depth=settings.depth, context=context)
+        metadata = metadata.model_copy(update={"transducer": sizes})
         members[SILENT_FRAME] = model.transducer.for_search().silent_frame().astype("<f4").tobytes()
     with tempfile.TemporaryDirectory() as scratch:
         if search is not None:
@@ -247,9 +252,9 @@ def write_export(
             # without the hashes of its training sentences, which decoding does not use
             write_model(replace(search.model, sentences=None), file, progress)
             members |= {**lexicon_members(search.lexicon), LANGUAGE_MODEL: file}
-            metadata |= {"lm": search.model.name, "lexicon": search.lexicon.name}
-            metadata["decoding"] = search.settings.model_dump(mode="json")
-        members[METADATA] = json.dumps(metadata, indent=1).encode()
+            words = {"lm": search.model.name, "lexicon": search.lexicon.name}
+            words["decoding"] = search.settings.model_dump(mode="json")
+        members[METADATA] = metadata.model_copy(update=words).model_dump_json(indent=1).encode()
         if card is not None:
             members[CARD] = card.encode()
         return layout, write_archive(path, members)
@@ -280,8 +285,9 @@ def _graph_members(graphs: "ModelGraphs") -> dict[str, Content]:
     return members
 
 
-def _describe_states(graph: Any) -> list[dict[str, Any]]:
-    return [{"name": s.name, "dtype": s.initial.dtype.name, "shape": list(s.initial.shape)} for s in graph.states]
+def _describe_states(graph: "StepGraph") -> tuple[StateTensor, ...]:
+    described = ({"name": s.name, "dtype": s.initial.dtype.name, "shape": s.initial.shape} for s in graph.states)
+    return tuple(map(StateTensor.model_validate, described))
 
 
 def _session_members(model: "Model") -> dict[str, Content]:

@@ -18,7 +18,7 @@ import yaml
 
 from arcuate.errors import UserError
 from arcuate.evaluation.card import card_metadata, describe_run, exported_card, is_generated, read_card
-from arcuate.exported.archive import METADATA, is_export, open_archive
+from arcuate.exported.file import METADATA, is_export, open_archive
 from arcuate.files import fields_to_dict, read_json, write_json
 from arcuate.hub import CARD_FILE, PREFIX, HubName, hub_client, parse_name
 from arcuate.run import Run, RunLike, find_checkpoint, open_run

@@ -1,12 +1,19 @@
-"""Validation of an ONNX graph before ONNX Runtime loads it: known operators, no external data, no subgraphs.
+"""Graphs of an exported model: checked before ONNX Runtime loads them, and run within limits.
 
-An ONNX file can reference external weight files and custom operators of libraries. The reader below parses the
-protocol-buffer encoding itself, so that the check needs no other package; fields that exported graphs do not use are
-rejected.
+An ONNX file can reference external weight files and custom operators of libraries. `check_graph` parses the
+protocol-buffer encoding itself, so that the check needs no other package, and rejects operators and fields that
+exported graphs do not use. Sizes of weights and shapes are checked by ONNX Runtime, in bounded memory; every graph is
+computed once, in bounded time, before it is used.
 """
 
-from collections.abc import Iterator
-from typing import NoReturn
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
 
 from arcuate.errors import UserError
 
@@ -16,49 +23,155 @@ OPERATORS = frozenset(
     " Sigmoid Sign Slice Softmax Softsign Split Sqrt Sub Tanh Transpose Where"
     " Clip Conv Cos Elu Equal Gemm LeakyRelu Less Not Pow Reciprocal ReduceMax Sin Softplus Squeeze Unsqueeze".split()
 )  # the last line: used by third-party encoders
-_VERSIONS = range(17, 21)  # accepted versions of the operator set
-_MAX_NODES, _MAX_DIMENSIONS = 20_000, 8
-# Fields by number (onnx.proto), and the wire type of each: 0 varint, 2 bytes, 5 32 bits.
-_MODEL = {1: 0, 2: 2, 3: 2, 7: 2, 8: 2}  # ir_version, producer name and version, graph, opset_import
-_GRAPH = {1: 2, 2: 2, 5: 2, 11: 2, 12: 2}  # node, name, initializer, input, output
-_NODE = {1: 2, 2: 2, 3: 2, 4: 2, 5: 2}  # input, output, name, op_type, attribute; no domain
-_ATTRIBUTE = {1: 2, 2: 5, 3: 0, 8: 0, 20: 0}  # name, f, i, ints, type; no tensors and no graphs
-_TENSOR = {1: 0, 2: 0, 8: 2, 9: 2}  # dims, data_type, name, raw_data; no external data
-_OPSET = {1: 2, 2: 0}
-_ITEM_BYTES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 11: 8}  # bytes per element of the accepted tensor types
+_MAX_NODES = 20_000
+_MAX_BYTES = 2**28  # of all values while graphs are computed; weights do not count
+_MAX_S = 10.0  # for one frame, which has 80 ms
+_INSTALL = "exported models run in ONNX Runtime; install it with: pip install 'arcuate[runtime]'"
+_NUMPY_TYPES = {"tensor(bool)": "bool", "tensor(double)": "float64", "tensor(int64)": "int64"}
+# Accepted fields by number (onnx.proto): those that hold messages with their own fields, the others with None.
+_Fields: TypeAlias = dict[int, "_Fields | None"]
+_TENSOR: _Fields = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data; no external data
+_ATTRIBUTE: _Fields = {1: None, 2: None, 3: None, 8: None, 20: None}  # name, f, i, ints, type; no tensors, no graphs
+_NODE: _Fields = {1: None, 2: None, 3: None, 4: None, 5: _ATTRIBUTE}  # input, output, name, op_type; no domain
+_GRAPH: _Fields = {1: _NODE, 2: None, 5: _TENSOR, 11: None, 12: None}  # node, name, initializer, input, output
+_OPSET: _Fields = {1: None, 2: None}  # domain, version
+_MODEL: _Fields = {1: None, 2: None, 3: None, 7: _GRAPH, 8: _OPSET}  # ir_version, producer, graph, opset_import
 
-Field = tuple[int, int | memoryview]
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph in ONNX Runtime whose failures are user errors: a malicious one may load and fail on its inputs."""
+
+    session: Any
+    where: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Compute all outputs; `values` may contain more than the inputs."""
+        try:
+            found = self.session.run(self.outputs, {name: values[name] for name in self.inputs})
+        except _runtime_errors() as error:
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"{self.where} cannot be computed ({reason}); export the model again") from None
+        return dict(zip(self.outputs, found, strict=True))
+
+
+def load_graph(content: bytes, where: str) -> Graph:
+    """Check a graph, load it into ONNX Runtime and compute it once."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError(_INSTALL) from None
+    check_graph(content, where)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    _limit_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    try:  # constants are not folded, because that allocates memory without a limit
+        session = onnxruntime.InferenceSession(
+            content,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+            enable_fallback=0,  # which prints to stdout and tries the same again
+        )
+        _try_graph(session)
+    except _runtime_errors() as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{where} cannot be loaded ({reason}); export the model again") from None
+    inputs, outputs = (tuple(v.name for v in values) for values in (session.get_inputs(), session.get_outputs()))
+    return Graph(session, where, inputs, outputs)
+
+
+@cache
+def _limit_memory() -> None:
+    """Bound the memory of all graphs of this process: a few operators can expand a small input a millionfold."""
+    import onnxruntime as ort
+
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg({"max_mem": _MAX_BYTES}))
+
+
+def _try_graph(session: Any) -> None:
+    """Compute a graph once, with a bound on time; its work is the same for every frame."""
+    import onnxruntime as ort
+
+    shapes = {
+        i.name: (i.type, [n if isinstance(n, int) and n > 0 else 1 for n in i.shape]) for i in session.get_inputs()
+    }
+    if sum(math.prod(shape) for _, shape in shapes.values()) * 8 > _MAX_BYTES or len(shapes) > 2000:
+        raise ValueError("its inputs are too large")
+    inputs = {name: np.zeros(shape, _NUMPY_TYPES.get(kind, "float32")) for name, (kind, shape) in shapes.items()}
+    options = ort.RunOptions()
+    timer = threading.Timer(_MAX_S, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        session.run(None, inputs, options)
+    finally:
+        timer.cancel()
+
+
+@cache
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of ONNX Runtime, which share no base class."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found = [c for c in vars(state).values() if isinstance(c, type) and issubclass(c, Exception)]
+    return (*found, RuntimeError, ValueError)
+
+
+# --- what a file may contain -------------------------------------------------------------------------------
 
 
 def check_graph(content: bytes, where: str) -> None:
     """Raise `UserError` unless the bytes are a graph of the form that `arcuate export` writes."""
-    graphs = 0
-    for number, value in _fields(memoryview(content), _MODEL, where):
-        if number == 8:
-            _check_opset(value, where)
-        elif number == 7:
-            graphs += 1
-            _check_graph(value, where)
-    if graphs != 1:
-        _refuse(where, f"it has {graphs} graphs")
+    if _check_message(memoryview(content), _MODEL, where).count(7) != 1:
+        _refuse(where, "it does not have one graph")
 
 
 def _refuse(where: str, problem: str) -> NoReturn:
     raise UserError(f"{where} is not a supported ONNX graph: {problem}; export the model again")
 
 
-def _fields(data: memoryview, known: dict[int, int], where: str) -> Iterator[Field]:
-    """Fields of a message; ints and nested messages are returned, packed ints as bytes."""
+def _check_message(data: memoryview, known: _Fields, where: str) -> list[int]:
+    """Numbers of the fields of a message, after the messages within it were checked."""
+    found = []
+    for number, value in _fields(data, where):
+        if number not in known:
+            _refuse(where, f"it has an unexpected field {number}")
+        inner = known[number]
+        if inner is not None:
+            if isinstance(value, int):
+                _refuse(where, "a field has the wrong type")
+            _check_message(value, inner, where)
+        elif (known is _NODE and number == 4) or (known is _OPSET and number == 1):
+            name = "" if isinstance(value, int) else bytes(value).decode("ascii", "replace")
+            if (name not in OPERATORS) if known is _NODE else name:
+                _refuse(where, f"the operator or operator set {name!r:.40} is not allowed")
+        found.append(number)
+    if known is _NODE and found.count(4) != 1:
+        _refuse(where, "a node does not have one operator")
+    if found.count(1) > _MAX_NODES:
+        _refuse(where, f"it has {found.count(1)} nodes")
+    return found
+
+
+def _fields(data: memoryview, where: str) -> Iterator[tuple[int, int | memoryview]]:
+    """Fields of a message: integers, and the bytes of everything else."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at, where)
         number, kind = key >> 3, key & 7
-        if number not in known or (kind != known[number] and not (kind == 2 and known[number] == 0)):
-            _refuse(where, f"it has an unexpected field {number}")
         if kind == 0:
             value, at = _varint(data, at, where)
             yield number, value
             continue
+        if kind not in (2, 5):  # bytes, 32 bits
+            _refuse(where, f"it has an unexpected field {number}")
         size = 4
         if kind == 2:
             size, at = _varint(data, at, where)
@@ -79,63 +192,3 @@ def _varint(data: memoryview, at: int, where: str) -> tuple[int, int]:
         if byte < 128:
             return value, at
     _refuse(where, "it is truncated")
-
-
-def _message(value: int | memoryview, where: str) -> memoryview:
-    if isinstance(value, int):
-        _refuse(where, "a field has the wrong type")
-    return value
-
-
-def _check_opset(value: int | memoryview, where: str) -> None:
-    fields = dict(_fields(_message(value, where), _OPSET, where))
-    if fields.get(1, b"") != b"" or fields.get(2) not in _VERSIONS:
-        _refuse(where, "its operator set is not supported")
-
-
-def _check_graph(value: int | memoryview, where: str) -> None:
-    n_nodes = 0
-    for number, part in _fields(_message(value, where), _GRAPH, where):
-        if number == 1:
-            n_nodes += 1
-            _check_node(part, where)
-        elif number == 5:
-            _check_tensor(part, where)
-    if n_nodes > _MAX_NODES:
-        _refuse(where, f"it has {n_nodes} nodes")
-
-
-def _check_node(value: int | memoryview, where: str) -> None:
-    operator = ""
-    for number, part in _fields(_message(value, where), _NODE, where):
-        if number == 4:
-            operator = bytes(_message(part, where)).decode("ascii", "replace")
-        elif number == 5:
-            list(_fields(_message(part, where), _ATTRIBUTE, where))
-    if operator not in OPERATORS:
-        _refuse(where, f"the operator {operator!r:.40} is not allowed")
-
-
-def _check_tensor(value: int | memoryview, where: str) -> None:
-    dims: list[int] = []
-    kind, n_bytes = 0, 0
-    for number, part in _fields(_message(value, where), _TENSOR, where):
-        if number == 1:
-            dims += [part] if isinstance(part, int) else _packed(part, where)
-        elif number == 2:
-            kind = part if isinstance(part, int) else 0
-        elif number == 9:
-            n_bytes = len(_message(part, where))
-    size = _ITEM_BYTES.get(kind, 0)
-    for n in dims:
-        size *= n
-    if len(dims) > _MAX_DIMENSIONS or kind not in _ITEM_BYTES or size != n_bytes:
-        _refuse(where, "the size of a weight does not match its shape")
-
-
-def _packed(data: memoryview, where: str) -> list[int]:
-    values, at = [], 0
-    while at < len(data):
-        value, at = _varint(data, at, where)
-        values.append(value)
-    return values

@@ -12,7 +12,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.load import load
 from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
-from arcuate.exported.archive import is_export
+from arcuate.exported.file import is_export
 from arcuate.hub import local_path
 from arcuate.progress import Progress
 from arcuate.run import open_run

@@ -21,7 +21,7 @@ from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
-from arcuate.exported.archive import is_export
+from arcuate.exported.file import is_export
 from arcuate.files import to_json_value
 from arcuate.live.clients import bind, make_access, port_of
 from arcuate.live.config import LiveSettings

@@ -14,7 +14,7 @@ from arcuate.data.store import MANIFEST_FILE, Store, TrialInfo
 from arcuate.data.trial import BIN_SECONDS, nearest_session
 from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
-from arcuate.exported.archive import is_export
+from arcuate.exported.file import is_export
 from arcuate.live.input import Chunk, End, Item, Mark, Source
 from arcuate.progress import logger
 from arcuate.run import Run

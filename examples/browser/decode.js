@@ -1,30 +1,44 @@
-// Streams bins through the two graphs of an exported model, as exported/model.py does: the bin graph once per
-// bin, the frame graph once per frame, with every state tensor passed in and taken out.
-import * as ort from "./ort.wasm.min.mjs";
+// Decodes a .arcx file with ONNX Runtime Web, as exported/model.py does: the bin graph once per bin, the frame graph
+// once per frame, with every state tensor passed in and taken out.
+import * as ort from "./node_modules/onnxruntime-web/dist/ort.wasm.min.mjs";
 
 ort.env.wasm.numThreads = 1; // threads need response headers that a plain file server does not send
-ort.env.wasm.wasmPaths = new URL("./", import.meta.url).href;
+ort.env.wasm.wasmPaths = new URL("./node_modules/onnxruntime-web/dist/", import.meta.url).href;
 
 const byId = (id) => document.getElementById(id);
 const arrays = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
 const flag = (value) => new ort.Tensor("bool", Uint8Array.of(value ? 1 : 0), [1, 1]);
 
-async function fetchFloats(name) {
-  const response = await fetch(name);
-  if (!response.ok) throw new Error(`cannot load ${name}: ${response.status}`);
-  return new Float32Array(await response.arrayBuffer());
+// Members of an uncompressed zip archive by name.
+export function readArchive(buffer) {
+  const view = new DataView(buffer);
+  let end = buffer.byteLength - 22;
+  while (end >= 0 && view.getUint32(end, true) !== 0x06054b50) end -= 1;
+  if (end < 0) throw new Error("this is not an exported model");
+  const members = {};
+  for (let at = view.getUint32(end + 16, true), left = view.getUint16(end + 10, true); left > 0; left -= 1) {
+    const [nName, nExtra, nComment] = [28, 30, 32].map((field) => view.getUint16(at + field, true));
+    const header = view.getUint32(at + 42, true);
+    const first = header + 30 + view.getUint16(header + 26, true) + view.getUint16(header + 28, true);
+    const name = new TextDecoder().decode(new Uint8Array(buffer, at + 46, nName));
+    members[name] = buffer.slice(first, first + view.getUint32(at + 24, true));
+    at += 46 + nName + nExtra + nComment;
+  }
+  return members;
 }
 
-export async function load() {
-  const model = await (await fetch("arcuate-page.json")).json();
+export async function load(buffer) {
+  const members = readArchive(buffer);
+  const { model, states, n_session_layers } = JSON.parse(new TextDecoder().decode(members["metadata.json"]));
+  if (n_session_layers) throw new Error("export one session with --session; this file has the layers of all");
   const options = { executionProviders: ["wasm"], graphOptimizationLevel: "all" };
-  const bin = await ort.InferenceSession.create("bin.onnx", options);
-  const frame = await ort.InferenceSession.create("frame.onnx", options);
+  const bin = await ort.InferenceSession.create(members["bin.onnx"], options);
+  const frame = await ort.InferenceSession.create(members["frame.onnx"], options);
   const initial = {};
-  for (const state of [...model.states.bin, ...model.states.frame]) {
+  for (const state of [...states.bin, ...states.frame]) {
     const size = state.shape.reduce((a, b) => a * b, 1);
-    const values = new arrays[state.dtype](size);
-    if (state.file) values.set(await fetchFloats(state.file));
+    const stored = members[`initial.${state.name}`];
+    const values = stored ? new arrays[state.dtype](stored) : new arrays[state.dtype](size);
     initial[state.name] = new ort.Tensor(state.dtype, values, state.shape);
   }
   return { model, bin, frame, initial };
@@ -111,43 +125,41 @@ export async function decodeBins(loaded, bins, statistics, onFrame) {
   return frames;
 }
 
-async function main() {
-  const loaded = await load();
-  const { model } = loaded;
-  byId("about").textContent =
-    `${model.n_channels} channels, session ${model.session}, ${model.precision},` +
-    ` delay ${model.delay_ms} ms, a frame every ${20 * model.stride} ms`;
-  for (const [i, trial] of model.trials.entries()) byId("trial").add(new Option(trial.id, String(i)));
-  byId("simulated").hidden = !model.trials.some((trial) => trial.simulated);
-  const start = byId("start");
-  start.addEventListener("click", async () => {
-    start.disabled = true;
-    try {
-      const file = byId("file").files[0];
-      const trial = model.trials[Number(byId("trial").value)];
-      if (!file && !trial) throw new Error("choose a file of bins");
-      const bins = file ? new Float32Array((await file.arrayBuffer()).slice(0)) : await fetchFloats(trial.file);
-      if (bins.length % model.n_channels) throw new Error(`the file is not a multiple of ${model.n_channels} values`);
-      byId("reference").textContent = !file && trial.text ? `Reference: ${trial.text}` : "";
-      const times = [];
-      const frames = await decodeBins(loaded, bins, file ? null : trial.statistics, async (found, ms, isFrame) => {
-        if (isFrame) times.push(ms);
-        byId("phonemes").textContent = greedy(found, model.classes).join(" ");
-        if (byId("realtime").checked) await new Promise((done) => setTimeout(done, Math.max(20 - ms, 0)));
-      });
-      byId("phonemes").textContent = greedy(frames, model.classes).join(" ");
-      times.sort((a, b) => a - b);
-      const median = times[Math.floor(times.length / 2)] ?? 0;
-      byId("status").textContent = `${frames.length} frames, median ${median.toFixed(2)} ms per frame`;
-    } catch (error) {
-      byId("status").textContent = String(error.message ?? error);
-    }
-    start.disabled = false;
-  });
-  globalThis.arcuate = { loaded, decodeBins, fetchFloats, greedy }; // for the console
-  start.disabled = false;
-}
+let loaded = null;
 
-main().catch((error) => {
-  byId("about").textContent = `The model cannot be loaded: ${error.message ?? error}`;
+byId("model").addEventListener("change", async () => {
+  try {
+    loaded = await load(await byId("model").files[0].arrayBuffer());
+    const { n_channels, sessions, stride } = loaded.model;
+    byId("about").textContent = `${n_channels} channels, session ${sessions[0]}, a frame every ${20 * stride} ms`;
+    byId("start").disabled = false;
+  } catch (error) {
+    byId("about").textContent = `The model cannot be loaded: ${error.message ?? error}`;
+  }
 });
+
+byId("start").addEventListener("click", async () => {
+  byId("start").disabled = true;
+  try {
+    const { model } = loaded;
+    const file = byId("file").files[0];
+    if (!file) throw new Error("choose a file of bins");
+    const bins = new Float32Array(await file.arrayBuffer());
+    if (bins.length % model.n_channels) throw new Error(`the file is not a multiple of ${model.n_channels} values`);
+    const times = [];
+    const frames = await decodeBins(loaded, bins, null, async (found, ms, isFrame) => {
+      if (isFrame) times.push(ms);
+      byId("phonemes").textContent = greedy(found, model.classes).join(" ");
+      if (byId("realtime").checked) await new Promise((done) => setTimeout(done, Math.max(20 - ms, 0)));
+    });
+    byId("phonemes").textContent = greedy(frames, model.classes).join(" ");
+    times.sort((a, b) => a - b);
+    const median = times[Math.floor(times.length / 2)] ?? 0;
+    byId("status").textContent = `${frames.length} frames, median ${median.toFixed(2)} ms per frame`;
+  } catch (error) {
+    byId("status").textContent = String(error.message ?? error);
+  }
+  byId("start").disabled = false;
+});
+
+globalThis.arcuate = { load, decodeBins, greedy }; // for the console
