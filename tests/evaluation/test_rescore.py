@@ -13,17 +13,8 @@ import numpy as np
 import pytest
 
 from arcuate.errors import UserError
-from arcuate.evaluation.candidates import CandidateList
-from arcuate.evaluation.rescore import (
-    NBestList,
-    ScoreWeights,
-    best_text,
-    fit_score_weights,
-    read_n_best,
-    rescore,
-    search_acoustic_weight,
-    to_score_weights,
-)
+from arcuate.evaluation.rescore import ScoreWeights, rescore, search_acoustic_weight
+from arcuate.evaluation.sentences import read_decodings
 from arcuate.files import to_json_line
 from support.rescoring import MISSING
 
@@ -104,79 +95,31 @@ def test_sentences_are_capitalised_and_end_with_a_full_stop() -> None:
     assert as_sentence("") == "."
 
 
-def make(texts: list[str], acoustic: list[float], ngram: list[float], **known: Any) -> NBestList:
-    candidates = CandidateList(known.pop("id", "x"), tuple(texts), None, **known)
-    return NBestList(candidates, np.array(acoustic), np.array(ngram), {"nbest": []})
-
-
-def test_interpolation_weights_the_sources() -> None:
-    nbest = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0])
-    causal = np.array([-9.0, -2.0])
-    assert ScoreWeights(2.0, 0.25, 0.5).score(nbest, causal).tolist() == pytest.approx([-6.0, -4.25])
-    assert best_text(nbest, ScoreWeights(1.0, 0.0).score(nbest, causal)) == "b c"
-    assert best_text(nbest, ScoreWeights(9.0, 0.0).score(nbest, causal)) == "a"
-    assert best_text(make([], [], []), np.zeros(0)) == ""
-
-
-def test_fitted_weights_in_the_form_of_the_formula_give_the_same_scores() -> None:
+def test_weights_in_the_form_of_the_formula_give_the_same_scores() -> None:
     weights = np.array([0.7, 0.2, 0.6, -0.1])
-    nbest, causal = make(["a", "b c"], [-1.0, -2.0], [-3.0, -1.0]), np.array([-9.0, -2.0])
-    table = np.stack([nbest.acoustic, nbest.ngram, causal, [1.0, 2.0]], axis=1)
-    converted = to_score_weights(weights)
-    assert converted.score(nbest, causal) == pytest.approx(table @ weights)
-    assert converted.alpha == pytest.approx(0.75)
-
-
-def test_fitting_favours_the_informative_source() -> None:
-    rng = np.random.default_rng(0)
-    lists, causal = [], []
-    for i in range(80):
-        texts = ["a b c", "a b x", "a y x", "z y x"]
-        errors = np.arange(4.0)
-        order = rng.permutation(4)
-        lists.append(
-            make(
-                [texts[j] for j in order],
-                rng.normal(0, 1, 4).tolist(),
-                rng.normal(0, 1, 4).tolist(),
-                reference="a b c",
-                session=f"s{i % 8}",
-                id=str(i),
-            )
-        )
-        causal.append(-3 * errors[order] + rng.normal(0, 1, 4))
-    by_trial, overall = fit_score_weights(lists, causal, 4, ScoreWeights(1.0, 0.5))
-    assert overall.alpha > 0.8 and len(by_trial) == 80
-    trials = zip(lists, by_trial, causal, strict=True)
-    assert sum(best_text(n, w.score(n, c)) == "a b c" for n, w, c in trials) > 70
-    assert fit_score_weights(lists, causal, 4, ScoreWeights(1.0, 0.5))[1] == overall
+    converted = ScoreWeights.of(weights)
+    assert converted.by_source == pytest.approx(weights) and converted.alpha == pytest.approx(0.75)
+    assert ScoreWeights(2.0, 0.25, 0.5).by_source.tolist() == [2.0, 0.75, 0.25, 0.5]
+    assert ScoreWeights.of(np.array([0.7, 0.0, 0.0, -0.1])).by_source.tolist() == pytest.approx([0.7, 0.7, 0.0, 0.0])
 
 
 def test_the_acoustic_weight_of_the_search_is_recovered_from_its_scores(tmp_path: Path) -> None:
     rows = [{"id": "1", "nbest": [entry("a", -2.0, -6.0, 0.5), entry("b", -3.0, -1.0)]}, {"id": "2", "nbest": []}]
-    lists = read_n_best(write(tmp_path / "h.jsonl", *rows))
-    assert search_acoustic_weight(lists) == pytest.approx(2.0)
-    assert lists[0].acoustic.tolist() == [-1.5, -3.0]
-    assert lists[1].candidates.texts == ()
-    same = ScoreWeights(search_acoustic_weight(lists), 0.0).score(lists[0], np.zeros(2))
-    scores = lists[0].candidates.scores
-    assert scores is not None and same == pytest.approx(2 * np.array(scores))
+    assert search_acoustic_weight(read_decodings(write(tmp_path / "h.jsonl", *rows))) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"id": "2", "text": "a"}, ["line 2", "nbest"]),
-        ({"id": "2", "nbest": ["a", "b"]}, ["line 2", "entry 1", "acoustic"]),
-        ({"id": "2", "nbest": [{"text": "a", "score": 1}]}, ["line 2", "acoustic and lm"]),
-        ({"id": "2", "nbest": [entry("a", float("nan"), 0.0)]}, ["line 2", "finite"]),
-        ({"id": "1", "nbest": []}, ["line 2", "already on line 1"]),
+        ({"id": "2", "nbest": ["a", "b"]}, ["trial 2", "entry 1", "acoustic"]),
+        ({"id": "2", "nbest": [{"text": "a", "score": 1}]}, ["trial 2", "acoustic and lm"]),
     ],
 )
 def test_errors_name_the_malformed_line(tmp_path: Path, row: object, words: list[str]) -> None:
     path = write(tmp_path / "h.jsonl", {"id": "1", "nbest": [entry("a", -1.0, -1.0)]}, row)
     with pytest.raises(UserError) as caught:
-        read_n_best(path)
+        rescore(path, tmp_path)
     assert all(word in str(caught.value) for word in words), caught.value
 
 

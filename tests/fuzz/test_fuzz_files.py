@@ -32,9 +32,8 @@ from arcuate.decoding.config import read_decoding_config
 from arcuate.decoding.frame_files import read_frames
 from arcuate.doctor import diagnose
 from arcuate.errors import UserError
-from arcuate.evaluation.candidates import read_candidates
-from arcuate.evaluation.linear import read_weights
-from arcuate.evaluation.rescore import read_n_best
+from arcuate.evaluation.combine import read_weights
+from arcuate.evaluation.sentences import read_decodings
 from arcuate.evaluation.submission import read_texts
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.sweep import read_space
@@ -365,7 +364,7 @@ def test_decodings(tmp_path: Path) -> None:
 
     def read(path: Path) -> None:
         failures = []
-        for function in (read_candidates, read_n_best, read_texts):
+        for function in (read_decodings, read_texts):
             try:
                 function(path)
             except UserError as error:
@@ -525,7 +524,7 @@ def test_generated_text(tmp_path: Path, kind: str) -> None:
     }[kind]  # fmt: skip
     rng = random.Random(7)
     inputs = ["".join(rng.choices(marks, k=rng.randrange(1, 25))).encode() for _ in range(cases())]
-    reader = write_and(read_yaml if kind == "yaml" else read_candidates, f"file.{kind}")
+    reader = write_and(read_yaml if kind == "yaml" else read_decodings, f"file.{kind}")
     fuzz(reader, inputs, tmp_path / f"generated-{kind}").check(minimum_refused=0.2)
 
 

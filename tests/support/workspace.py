@@ -120,7 +120,7 @@ COMMANDS = {
         ["combine", "one.jsonl", "two.jsonl", "--out", "new.jsonl"], ["new.jsonl"], keep=["one.jsonl", "two.jsonl"]
     ),
     "combine (frames)": Command(
-        ["combine", "scores.npz", "again.npz", "--method", "arithmetic", "--out", "new.npz"],
+        ["combine", "scores.npz", "again.npz", "--method", "geometric", "--out", "new.npz"],
         ["new.npz"],
         keep=["scores.npz", "again.npz"],
     ),

@@ -21,16 +21,12 @@ def rescore(
         float | None,
         typer.Option(min=0.0, max=1.0, help="Weight of the causal model in the LM score; default: fitted."),
     ] = None,
-    acoustic: Annotated[float | None, typer.Option(min=0.0, help="Weight of the acoustic score.")] = None,
-    length: Annotated[float | None, typer.Option(help="Word bonus, in nats.")] = None,
     n_best: Annotated[
         int | None,
         typer.Option(
             "--n-best", "--nbest", min=1, help="Number of hypotheses per list to rescore, best first; default: all."
         ),
     ] = None,
-    context: Annotated[Path | None, typer.Option(help="File with a text that precedes every sentence.")] = None,
-    folds: Annotated[int, typer.Option(min=2, max=100, help="Number of folds of sessions for cross-validation.")] = 5,
     out: Annotated[Path | None, typer.Option(help="JSON lines to write, with the new scores.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -43,11 +39,7 @@ def rescore(
             llm,
             references=references,
             alpha=alpha,
-            acoustic=acoustic,
-            length=length,
             n_best=n_best,
-            context=context,
-            folds=folds,
             out=out,
             progress=report,
         )

@@ -1,47 +1,27 @@
 """Rescore n-best lists: interpolate acoustic, n-gram and causal language-model scores.
 
-score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. The weights are given, or
-cross-fitted on trials with references: the weights for one fold of sessions are fitted on the other folds.
+score = acoustic weight · acoustic + (1 − α) · n-gram + α · causal + length · words, in nats. α is given, or all weights
+are cross-fitted on trials with references: the weights for one fold of sessions are fitted on the other folds.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.evaluation.candidates import (
-    CandidateList,
-    attach_references,
-    finite_number,
-    oracle_score,
-    parse_rows,
-    score_candidates,
-)
-from arcuate.evaluation.linear import assign_folds, cross_fit, make_example
+from arcuate.evaluation.choose import N_FOLDS, cross_fit, make_candidates
 from arcuate.evaluation.metrics import WordMetrics, summarise_words, total
+from arcuate.evaluation.sentences import Sentence, attach_references, oracle_score, read_decodings, score_sentences
 from arcuate.evaluation.significance import Difference, score_difference
-from arcuate.files import DECODINGS, check_writable, fields_to_dict, read_jsonl, to_frame, write_jsonl
+from arcuate.files import DECODINGS, check_writable, fields_to_dict, to_frame, write_jsonl
 from arcuate.progress import Progress, logger, percent
 
 _DEFAULT_ALPHA = 0.5  # if alpha is not given and cannot be fitted
-
-
-@dataclass(frozen=True, eq=False)
-class NBestList:
-    """The n-best list of one trial with its scores by source, in nats."""
-
-    candidates: CandidateList
-    acoustic: np.ndarray  # (n,) including the bonuses of the search
-    ngram: np.ndarray  # (n,)
-    row: Mapping[str, Any]  # the line of the file
-
-    @property
-    def n_words(self) -> np.ndarray:
-        return np.array([len(text.split()) for text in self.candidates.texts], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -53,16 +33,19 @@ class ScoreWeights:
     length: float = 0.0
     scale: float = 1.0
 
-    def interpolate(
-        self, acoustic: np.ndarray, ngram: np.ndarray, causal: np.ndarray, n_words: np.ndarray | float = 0.0
-    ) -> np.ndarray:
-        """Interpolated scores: (n,)"""
-        score = self.acoustic * acoustic + (1 - self.alpha) * ngram + self.alpha * causal
-        return self.scale * (score + self.length * n_words)
+    @property
+    def by_source(self) -> np.ndarray:
+        """Weights of (acoustic, n-gram, causal, words)."""
+        return self.scale * np.array([self.acoustic, 1 - self.alpha, self.alpha, self.length])
 
-    def score(self, n_best: NBestList, causal: np.ndarray) -> np.ndarray:
-        """Scores of all entries of an n-best list: (n,)"""
-        return self.interpolate(n_best.acoustic, n_best.ngram, causal, n_best.n_words)
+    @classmethod
+    def of(cls, by_source: np.ndarray) -> "ScoreWeights":
+        """Weights of (acoustic, n-gram, causal, words) in the form of the interpolation formula."""
+        acoustic, ngram, causal, length = (float(w) for w in by_source)
+        scale = ngram + causal
+        if scale <= 1e-9:  # neither language model helps: use the acoustic score alone
+            return cls(1.0, 0.0, 0.0, max(acoustic, 1e-9))
+        return cls(acoustic / scale, causal / scale, length / scale, scale)
 
 
 @dataclass(frozen=True)
@@ -73,15 +56,13 @@ class RescoringCost:
     n_texts_scored: int
     load_seconds: float
     seconds_per_sentence: float
-    seconds_per_text: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class Rescoring:
     """Result of `rescore`."""
 
-    texts: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]  # one per trial, as written to `out`
+    sentences: tuple[Sentence, ...]  # with their hypotheses in the order of the new score
     metrics: WordMetrics
     wer_before: float | None
     oracle_wer: float | None
@@ -98,6 +79,10 @@ class Rescoring:
         """Word error rate after rescoring; None without references."""
         return self.metrics.wer
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One line per trial, as `out` holds them."""
+        return [sentence.to_row() for sentence in self.sentences]
+
     def summary(self) -> str:
         """Error rates, if there are references, then cost and weights: one line each."""
         weights, cost, rates = self.weights, self.cost, ""
@@ -109,19 +94,20 @@ class Rescoring:
                 f" language models: {self.metrics.lm}\n"
             )
         return (
-            f"{rates}{len(self.texts)} trials, {cost.n_texts_scored} texts, {cost.seconds_per_sentence:.2f} s of CPU"
-            f" per sentence; alpha {weights.alpha:.2f}, acoustic {weights.acoustic:.2f}, length {weights.length:.2f}"
+            f"{rates}{len(self.sentences)} trials, {cost.n_texts_scored} texts, {cost.seconds_per_sentence:.2f} s of"
+            f" CPU per sentence; alpha {weights.alpha:.2f}, acoustic {weights.acoustic:.2f},"
+            f" length {weights.length:.2f}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         absent = (() if self.folds else ("folds", "wer_fitted_on_same_trials")) + (() if self.out else ("out",))
-        own = fields_to_dict(self, "texts", "rows", "metrics", "weights", "cost", *absent)
+        own = fields_to_dict(self, "sentences", "metrics", "weights", "cost", *absent)
         weights, cost = fields_to_dict(self.weights, "scale"), fields_to_dict(self.cost)
         return self.metrics.to_dict() | own | weights | cost | {"cross_fitted": True if self.folds else None}
 
     def to_frame(self) -> Any:
         """One line per trial as a pandas DataFrame."""
-        return to_frame(self.rows)
+        return to_frame(self.rows())
 
 
 def rescore(
@@ -130,59 +116,47 @@ def rescore(
     *,
     references: str | Path | None = None,
     alpha: float | None = None,
-    acoustic: float | None = None,
-    length: float | None = None,
     n_best: int | None = None,
-    context: str | Path | None = None,
-    folds: int = 5,
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Rescoring:
     """Rescore the decodings `hyps` of `arcuate decode` with the causal language model `llm`.
 
-    `alpha`: weight of the causal model in the language-model score; `acoustic`: weight of the acoustic score;
-    `length`: score per word. With references and none of the three given, they are fitted. `n_best`: use only the first
-    entries of each list. `context`: file with a text that precedes every sentence.
+    `alpha`: weight of the causal model in the language-model score; by default, it is fitted on the references together
+    with the weights of acoustic score and length. `n_best`: use only the first entries of each list.
     """
     hyps, llm = Path(hyps), Path(llm)
-    files = (None if p is None else Path(p) for p in (references, context, out))
-    references_file, context_file, target = files
-    check_writable(target, hyps, references_file, context_file, kind=DECODINGS)
-    lists = read_n_best(hyps, n_best)
-    if references_file:
-        attached = attach_references([entry.candidates for entry in lists], references_file)
-        lists = [replace(entry, candidates=own) for entry, own in zip(lists, attached, strict=True)]
-    if empty := sum(not entry.candidates.texts for entry in lists):
+    references, target = (None if p is None else Path(p) for p in (references, out))
+    check_writable(target, hyps, references, kind=DECODINGS)
+    sentences = read_decodings(hyps, n_best)
+    sources = [_sources(s, f"{hyps}: trial {s.id}") for s in sentences]
+    if references:
+        sentences = attach_references(sentences, references)
+    if empty := sum(not s.n_best for s in sentences):
         logger.info(f"{empty} trials have an empty n-best list; their text stays empty")
-    causal, cost = _score_causal(llm, context_file, lists, progress)
-    initial = ScoreWeights(
-        search_acoustic_weight(lists) if acoustic is None else acoustic,
-        _DEFAULT_ALPHA if alpha is None else alpha,
-        length or 0.0,
-    )
-    fixed = any(value is not None for value in (alpha, acoustic, length))
-    labelled = sum(entry.candidates.reference is not None for entry in lists)
-    fit = not fixed and labelled >= 2 * folds
-    by_trial, overall = fit_score_weights(lists, causal, folds, initial) if fit else ([initial] * len(lists), initial)
-    scores = [w.score(entry, own) for w, entry, own in zip(by_trial, lists, causal, strict=True)]
-    texts = [best_text(entry, own) for entry, own in zip(lists, scores, strict=True)]
-    candidates = [entry.candidates for entry in lists]
-    before = score_candidates(candidates, [c.texts[0] if c.texts else "" for c in candidates])
-    after = score_candidates(candidates, texts)
-    same_trials = None
+    causal, cost = _score_causal(llm, sentences, progress)
+    initial = ScoreWeights(search_acoustic_weight(sentences), _DEFAULT_ALPHA if alpha is None else alpha)
+    fit = alpha is None and sum(s.reference is not None for s in sentences) >= 2 * N_FOLDS
+    by_trial, weights, same_trials = [initial.by_source] * len(sentences), initial, None
+    tables = [np.insert(own, 2, llm_scores, axis=1) for own, llm_scores in zip(sources, causal, strict=True)]
     if fit:
-        optimistic = [best_text(n, overall.score(n, own)) for n, own in zip(lists, causal, strict=True)]
-        same_trials = total(t.score.words for t in score_candidates(candidates, optimistic)).rate
+        trials = [make_candidates(s.texts, table, s.reference) for s, table in zip(sentences, tables, strict=True)]
+        choice = cross_fit(trials, [s.session for s in sentences], initial.by_source.tolist(), unbounded=[3])
+        by_trial, weights = choice.by_trial, ScoreWeights.of(choice.weights)
+        same_trials = total(t.score.words for t in score_sentences(sentences, choice.same_trials)).rate
+    rescored = [
+        _reorder(s, table, ScoreWeights.of(own)) for s, table, own in zip(sentences, tables, by_trial, strict=True)
+    ]
+    before, after = ([t.score.words for t in score_sentences(s)] for s in (sentences, rescored))
     rescoring = Rescoring(
-        tuple(texts),
-        tuple(_make_row(*parts) for parts in zip(lists, texts, scores, causal, strict=True)),
-        summarise_words(after, lm=_name_models(hyps, llm, lists), n_trials=len(lists)),
-        total(t.score.words for t in before).rate,
-        oracle_score([c for c in candidates if c.reference is not None]).rate,
-        score_difference([t.score.words for t in after], [t.score.words for t in before]),
-        overall,
-        "fitted" if fit else "given" if fixed else "default",
-        folds if fit else None,
+        tuple(rescored),
+        summarise_words(score_sentences(rescored), lm=_name_models(hyps, llm, sentences), n_trials=len(sentences)),
+        total(before).rate,
+        oracle_score(sentences).rate,
+        score_difference(after, before),
+        weights,
+        "fitted" if fit else "default" if alpha is None else "given",
+        N_FOLDS if fit else None,
         same_trials,
         cost,
         target,
@@ -190,134 +164,69 @@ def rescore(
     if warning := rescoring.metrics.leakage_warning:
         logger.info(warning)
     if target:
-        write_jsonl(target, rescoring.rows)
+        write_jsonl(target, rescoring.rows())
     return rescoring
 
 
-def read_n_best(path: Path, limit: int | None = None) -> list[NBestList]:
-    """Read lines with `nbest`, each entry with `text`, `acoustic` and `lm` (and `bonus`); the first `limit` entries."""
-    rows = read_jsonl(path)
-    if not rows:
-        raise UserError(f"{path} has no lines; write it with: arcuate decode … --out {path}")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row.get("nbest"), list):
-            raise UserError(f"{path} line {number} has no nbest list; write it with: arcuate decode … --out {path}")
-    rows = [{**row, "nbest": row["nbest"][:limit]} for row in rows]
-    lists = parse_rows(rows, path)
-    return [
-        NBestList(candidates, *_parse_sources(row["nbest"], f"{path} line {number}"), row)
-        for number, (row, candidates) in enumerate(zip(rows, lists, strict=True), start=1)
+def rank(n_best: Sequence[Hypothesis], causal: np.ndarray, totals: np.ndarray) -> list[Hypothesis]:
+    """Hypotheses by their new total, best first, with the causal model's score as `llm`; ties keep their order."""
+    scored = [
+        replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(own))
+        for hypothesis, llm, own in zip(n_best, causal, totals, strict=True)
     ]
+    order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
+    return [scored[i] for i in order]
 
 
-def search_acoustic_weight(lists: Sequence[NBestList]) -> float:
+def search_acoustic_weight(sentences: Sequence[Sentence]) -> float:
     """Acoustic weight of the search relative to its n-gram weight, recovered from its total scores."""
     ratios = [
-        (total_score - acoustic) / ngram
-        for entry in lists
-        if entry.candidates.scores is not None
-        for total_score, acoustic, ngram in zip(entry.candidates.scores, entry.acoustic, entry.ngram, strict=True)
-        if abs(ngram) > 1e-6
+        (h.total - h.scores["acoustic"] - h.scores.get("bonus", 0.0)) / h.scores["lm"]
+        for sentence in sentences
+        for h in sentence.n_best
+        if h.total is not None and abs(h.scores["lm"]) > 1e-6
     ]
     lm_weight = float(np.median(ratios)) if ratios else 0.0
     return 1 / lm_weight if lm_weight > 1e-6 else 1.0
 
 
-def fit_score_weights(
-    lists: Sequence[NBestList], causal: Sequence[np.ndarray], n_folds: int, initial: ScoreWeights
-) -> tuple[list[ScoreWeights], ScoreWeights]:
-    """For each trial the weights fitted on the other folds of sessions, and the weights fitted on all trials."""
-    examples = [
-        make_example(
-            np.stack([entry.acoustic, entry.ngram, scores, entry.n_words], axis=1),
-            entry.candidates.texts,
-            entry.candidates.reference,
-        )
-        for entry, scores in zip(lists, causal, strict=True)
-    ]
-    folds = assign_folds([entry.candidates.session for entry in lists], n_folds)
-    prior = (initial.acoustic, 1 - initial.alpha, initial.alpha, initial.length)
-    by_trial, overall = cross_fit(examples, folds, prior, unbounded=[3])
-    return [to_score_weights(weights) for weights in by_trial], to_score_weights(overall)
+def _sources(sentence: Sentence, where: str) -> np.ndarray:
+    """Acoustic score with the bonuses of the search, n-gram score and number of words of every hypothesis: (n, 3)"""
+    for i, hypothesis in enumerate(sentence.n_best, start=1):
+        if not {"acoustic", "lm"} <= hypothesis.scores.keys():
+            raise UserError(
+                f"{where}: entry {i} of nbest needs acoustic and lm in addition to its text; write it with:"
+                " arcuate decode … --out FILE"
+            )
+    rows = [(h.scores["acoustic"] + h.scores.get("bonus", 0.0), h.scores["lm"], len(h.words)) for h in sentence.n_best]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
-def to_score_weights(weights: np.ndarray) -> ScoreWeights:
-    """Weights of (acoustic, n-gram, causal, words) in the form of the interpolation formula."""
-    acoustic, ngram, causal, length = (float(w) for w in weights)
-    scale = ngram + causal
-    if scale <= 1e-9:  # neither language model helps: use the acoustic score alone
-        return ScoreWeights(1.0, 0.0, 0.0, max(acoustic, 1e-9))
-    return ScoreWeights(acoustic / scale, causal / scale, length / scale, scale)
-
-
-def best_text(n_best: NBestList, scores: np.ndarray) -> str:
-    """The text with the highest score; ties go to the one that the search ranked higher."""
-    return n_best.candidates.texts[int(np.argmax(np.round(scores, 9)))] if len(scores) else ""
+def _reorder(sentence: Sentence, table: np.ndarray, weights: ScoreWeights) -> Sentence:
+    """The sentence with its hypotheses in the order of the new score."""
+    return replace(sentence, n_best=tuple(rank(sentence.n_best, table[:, 2], table @ weights.by_source)))
 
 
 def _score_causal(
-    path: Path, context: Path | None, lists: Sequence[NBestList], progress: Progress | None
+    path: Path, sentences: Sequence[Sentence], progress: Progress | None
 ) -> tuple[list[np.ndarray], RescoringCost]:
-    """Causal score of every entry, and the CPU time."""
+    """Causal score of every hypothesis, and the CPU time."""
     if not path.exists():
         raise UserError(f"no language model at {path}; give a model folder or a .gguf file")
-    from arcuate.evaluation.causal import load_causal, score_sentences
+    from arcuate.evaluation import causal
 
-    texts = [text for entry in lists for text in entry.candidates.texts]
+    texts = [text for sentence in sentences for text in sentence.texts]
     started = time.process_time()
-    options = {"context": _read_context(context)} if context else {}
-    lm = load_causal(path, **options)
+    lm = causal.load_causal(path)
     loaded = time.process_time()
-    scores = score_sentences(lm, texts, progress=progress)
+    scores = causal.score_sentences(lm, texts, progress=progress)
     seconds = time.process_time() - loaded
-    distinct = len(set(texts))
-    ends = np.cumsum([len(entry.candidates.texts) for entry in lists])[:-1]
-    return list(np.split(scores, ends)), RescoringCost(
-        lm.name, distinct, loaded - started, seconds / len(lists), seconds / distinct if distinct else None
-    )
+    ends = np.cumsum([len(sentence.n_best) for sentence in sentences])[:-1]
+    cost = RescoringCost(lm.name, len(set(texts)), loaded - started, seconds / len(sentences))
+    return list(np.split(scores, ends)), cost
 
 
-def _read_context(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}") from None
-
-
-def _parse_sources(entries: Sequence[Any], where: str) -> tuple[np.ndarray, np.ndarray]:
-    acoustic, ngram = [], []
-    for i, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict) or "acoustic" not in entry or "lm" not in entry:
-            raise UserError(f"{where}: entry {i} of nbest needs acoustic and lm in addition to its text")
-        bonus = finite_number(entry.get("bonus", 0.0), f"{where}: bonus of entry {i}")
-        acoustic.append(finite_number(entry["acoustic"], f"{where}: acoustic of entry {i}") + bonus)
-        ngram.append(finite_number(entry["lm"], f"{where}: lm of entry {i}"))
-    return np.array(acoustic, dtype=np.float64), np.array(ngram, dtype=np.float64)
-
-
-def _name_models(hyps: Path, llm: Path, lists: Sequence[NBestList]) -> str:
-    names = {str(entry.row.get("lm")) for entry in lists}
+def _name_models(hyps: Path, llm: Path, sentences: Sequence[Sentence]) -> str:
+    names = {str(sentence.lm) for sentence in sentences}
     ngram = f"n-gram of {hyps.name}" if names == {"None"} else " / ".join(sorted(names))
     return f"{ngram} + {llm.stem}"
-
-
-def _make_row(n_best: NBestList, text: str, scores: np.ndarray, causal: np.ndarray) -> dict[str, Any]:
-    """The line of the input with its entries in the order of the new score."""
-    order = sorted(range(len(scores)), key=lambda i: (-round(float(scores[i]), 9), i))
-    entries = [
-        {
-            **n_best.row["nbest"][i],
-            "text": n_best.candidates.texts[i],
-            "llm": float(causal[i]),
-            "score": float(scores[i]),
-        }
-        for i in order
-    ]
-    reference = n_best.candidates.reference
-    outdated = ("words", "errors", "n_words", "nbest")  # belong to the text that the search ranked first
-    return {key: value for key, value in n_best.row.items() if key not in outdated} | {
-        "text": text,
-        "score": entries[0]["score"] if entries else None,
-        **({"reference": reference} if reference is not None else {}),
-        "nbest": entries,
-    }

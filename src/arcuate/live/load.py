@@ -1,7 +1,7 @@
 """`load_decoder`: what `arcuate live` decodes with; a run may adapt online and rescore its sentences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,19 +34,15 @@ class CausalRescorer:
     def __call__(self, n_best: Sequence[Hypothesis], lm_weight: float) -> list[Hypothesis]:
         """Sort hypotheses by their new total, best first, with the causal model's score as `llm`."""
         from arcuate.evaluation.causal import score_sentences
-        from arcuate.evaluation.rescore import ScoreWeights
+        from arcuate.evaluation.rescore import ScoreWeights, rank
 
         causal = score_sentences(self.model, [hypothesis.text or "" for hypothesis in n_best])
-        acoustic = np.array([h.scores["acoustic"] + h.scores["bonus"] for h in n_best])
-        ngram = np.array([h.scores["lm"] for h in n_best])
         weights = ScoreWeights(1 / lm_weight if lm_weight > 1e-6 else 1.0, self.alpha)
-        totals = weights.interpolate(acoustic, ngram, causal)
-        scored = [
-            replace(hypothesis, scores={**hypothesis.scores, "llm": float(llm)}, total=float(total))
-            for hypothesis, llm, total in zip(n_best, causal, totals, strict=True)
+        rows = [
+            (h.scores["acoustic"] + h.scores["bonus"], h.scores["lm"], llm, 0.0)
+            for h, llm in zip(n_best, causal, strict=True)
         ]
-        order = sorted(range(len(scored)), key=lambda i: (-round(float(totals[i]), 9), i))
-        return [scored[i] for i in order]
+        return rank(n_best, causal, np.array(rows).reshape(-1, 4) @ weights.by_source)
 
 
 def load_decoder(
