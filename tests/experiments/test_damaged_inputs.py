@@ -17,6 +17,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.train import train
 from arcuate.insight.report import write_report
+from arcuate.models.io import load_model
 from arcuate.run import Run, open_run
 from arcuate.training.start import check_same_data
 from support.official_checkpoints import write_nejm
@@ -136,8 +137,8 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
     from arcuate.models.import_checkpoint import import_checkpoint
 
     write_nejm(tmp_path / "official")
-    model = package.load(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).model
-    sessions, n_channels = model.config.sessions, model.config.n_channels
+    config = load_model(import_checkpoint(tmp_path / "official", tmp_path / "model", "nejm").model).config
+    sessions, n_channels = config.sessions, config.n_channels
     from support.recordings import FakeTrial, noise, write_hdf5
 
     for i, session in enumerate((*sessions, "t15.2030.01.01")):

@@ -27,7 +27,7 @@ def save_at(run: Run, step: int, stages_done: int = 0) -> None:
     """A last checkpoint at this step, as far as readers of a run folder look at it."""
     folder = run.checkpoints / f"step-{step:08d}"
     folder.mkdir()
-    write_json(folder / "state.json", {"step": step, "progress": {"index": stages_done, "began": 0}})
+    write_json(folder / "state.json", {"step": step, "curriculum": {"index": stages_done, "began": 0}})
     (run.checkpoints / "last").unlink(missing_ok=True)
     (run.checkpoints / "last").symlink_to(folder.name)
 

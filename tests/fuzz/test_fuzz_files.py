@@ -380,7 +380,7 @@ def test_frame_scores(tmp_path: Path) -> None:
     seed = (GOLDEN / "scores.npz").read_bytes()
     small = io.BytesIO()
     logp = np.log(np.full((6, 41), 1 / 41, np.float32))
-    np.savez(small, logp=logp, lengths=np.array([4, 2]), trials=np.array(["a", "b"]))
+    np.savez(small, logp=logp, lengths=np.array([4, 2]), trials=np.array(["a", "b"]), classes=np.array(CLASSES))
     check(write_and(read_frames, "scores.npz"), [seed, small.getvalue()], tmp_path / "npz")
 
 
