@@ -17,7 +17,7 @@ from arcuate.data.alphabet import (
 )
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
-from arcuate.data.text import sentence_tokens, text_to_characters, text_to_tokens
+from arcuate.data.text import text_to_characters
 from arcuate.errors import UserError
 from support.stores import edit_manifest
 
@@ -37,17 +37,6 @@ def test_characters_of_a_sentence() -> None:
     tokens, missing = text_to_characters("Hi,  the 2 cats. #", CHARACTERS)
     assert "".join(token_names(tokens, CHARACTERS)) == "hi,>the>two>cats~>"
     assert missing == ("#",)
-
-
-def test_characters_keep_what_the_alphabet_has() -> None:
-    classes = ("BLANK", "A", "a", "2", "0", ".", "|")
-    assert token_names(text_to_characters("Aa 2.", classes)[0], classes) == ["A", "a", "|", "2", "."]
-
-
-def test_labels_by_alphabet() -> None:
-    assert sentence_tokens("the cat", CLASSES) == text_to_tokens("the cat")[0]
-    assert sentence_tokens("the cat", CHARACTERS) == text_to_characters("the cat", CHARACTERS)[0]
-    assert sentence_tokens("the cat", ("BLANK", "left", "right")) is None
 
 
 @pytest.mark.parametrize(
@@ -84,8 +73,3 @@ def test_a_damaged_alphabet_is_reported(cohort_store: Path, tmp_path: Path, chan
     edit_manifest(broken, *change)
     with pytest.raises(UserError, match="damaged"):
         Store.open(broken)
-
-
-def test_unknown_targets(cohort_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="characters"):
-        prepare(cohort_store.parent / "source", tmp_path / "store", targets="letters")

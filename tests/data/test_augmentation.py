@@ -56,15 +56,6 @@ def test_cut_is_one_official_value_per_batch() -> None:
     assert torch.equal(out, x[:, 2:]) and lengths.tolist() == [7]
 
 
-def test_default_settings_change_nothing_and_the_input_is_not_modified() -> None:
-    x, n_bins = bins(2, 1, 9, 3), torch.tensor([9])
-    before = x.clone()
-    out, lengths = augment(x, n_bins, ["a"], AugmentationConfig(), 0, 0)
-    assert torch.equal(out, before) and torch.equal(lengths, n_bins)
-    augment(x, n_bins, ["a"], SETTINGS, 0, 0)
-    assert torch.equal(x, before)
-
-
 def test_heavy_time_masking_covers_about_half_of_the_bins() -> None:
     """Twenty masks of up to 7.5 %: 1 - (1 - 0.0375)^20 = 53 % for evenly distributed masks."""
     settings = AugmentationConfig(time_masks=TimeMasks(n_masks=20, fixed_count=True, max_fraction=0.075))

@@ -8,13 +8,12 @@ import psutil
 import pytest
 import torch
 
-from arcuate.data.batching import PlannedBatches, collate, make_plan, padding_waste, training_batches
+from arcuate.data.batching import collate, make_plan, padding_waste
 from arcuate.data.config import (
     BucketedBatching,
     DataConfig,
     SessionBatching,
     ShuffledBatching,
-    StatisticsSpec,
 )
 from arcuate.data.selection import select, select_split
 from arcuate.data.store import Store, TrialInfo
@@ -93,31 +92,6 @@ def test_no_trials_is_a_user_error() -> None:
         make_plan([], BucketedBatching(), seed=0)
 
 
-def test_collate_keeps_true_lengths_and_zeroes_padding(cohort_store) -> None:
-    store = Store.open(cohort_store)
-    chosen = store.trials[:5]
-    batch = collate(store, chosen, {s: i for i, s in enumerate(store.sessions)}, StatisticsSpec("block"))
-    assert batch.n_bins.tolist() == [t.n_bins for t in chosen]
-    for row, trial in enumerate(chosen):
-        np.testing.assert_array_equal(batch.bins[row, : trial.n_bins], store.read_bins(trial))
-        assert not batch.bins[row, trial.n_bins :].any()
-        assert tuple(batch.tokens[row, : batch.n_tokens[row]].tolist()) == trial.tokens
-    assert batch.statistics is not None and batch.statistics.mean.shape == (5, store.n_channels)
-
-
-def test_workers_change_nothing(cohort_store) -> None:
-    store = Store.open(cohort_store)
-    train = select(store, DataConfig(), COUNT_FRAMES).train
-    plan = make_plan(train, BucketedBatching(batch_size=4), seed=0)
-    planned = PlannedBatches(store, train, plan, store.sessions, StatisticsSpec("rolling"))
-    alone = list(training_batches(planned, 2, 8, workers=0))
-    helped = list(training_batches(planned, 2, 8, workers=2))
-    assert [b.position for b in helped] == list(range(2, 8))
-    for a, b in zip(alone, helped, strict=True):
-        assert a.trials == b.trials
-        torch.testing.assert_close(a.bins, b.bins, rtol=0, atol=0)
-
-
 def test_dev_and_train_are_disjoint(cohort_store) -> None:
     store = Store.open(cohort_store)
     whole, carved = (
@@ -133,18 +107,13 @@ def test_dev_and_train_are_disjoint(cohort_store) -> None:
     assert dev == carved.validation
 
 
-def test_selection_by_session(cohort_store) -> None:
+def test_selection_by_session_and_size(cohort_store) -> None:
     store = Store.open(cohort_store)
     assert select(store, DataConfig(max_sessions=2), COUNT_FRAMES).sessions == store.sessions[:2]
     assert select(store, DataConfig(sessions=store.sessions[1:2]), COUNT_FRAMES).sessions == store.sessions[1:2]
-    with pytest.raises(UserError, match="not in"):
-        select(store, DataConfig(sessions=("t15.1999.01.01",)), COUNT_FRAMES)
-
-
-@pytest.mark.parametrize("settings", [DataConfig(release="b2t25")])
-def test_data_of_another_size_than_the_recipe_raise(cohort_store, settings: DataConfig) -> None:
-    with pytest.raises(UserError, match="the recipe is for b2t25 with 512 channels"):
-        select(Store.open(cohort_store), settings, COUNT_FRAMES)
+    for settings, message in (({"sessions": ("t15.1999.01.01",)}, "not in"), ({"release": "b2t25"}, "512 channels")):
+        with pytest.raises(UserError, match=message):
+            select(store, DataConfig(**settings), COUNT_FRAMES)
 
 
 @pytest.mark.parametrize("log", [False, True])

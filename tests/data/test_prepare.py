@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -51,27 +49,6 @@ def test_the_report_has_the_keys_that_scripts_rely_on(source: Path, tmp_path: Pa
     assert found["splits"]["train"] == {"trials": 3, "usable": 2, "n_bins": 180}
 
 
-def test_prepare_returns_the_opened_store_with_its_report(source: Path, tmp_path: Path) -> None:
-    store = prepare(str(source), str(tmp_path / "store"))
-    assert len(store.trials) == 6 and store.read_bins(store.trials[0]).shape == (60, 8)
-    assert store.report.trials == 6
-
-
-def test_bad_trials_are_stored_and_excluded_from_training(source: Path, tmp_path: Path) -> None:
-    prepare(source, tmp_path / "store")
-    store = Store.open(tmp_path / "store")
-    assert len(store.trials) == 6
-    assert [info.id for info in store.trials if not info.usable] == [f"{SESSION}/train/0001", f"{SESSION}/val/0000"]
-
-
-def test_leakage_is_counted_and_stored(source: Path, tmp_path: Path) -> None:
-    report = prepare(source, tmp_path / "store").report
-    assert report.leakage is not None
-    assert report.leakage["trials"] == {"train-val": 1, "train-test": 0, "val-test": 0}
-    assert report.leakage["texts"]["val in train"] == {"n": 1, "of": 2, "share": 0.5}
-    assert Store.open(tmp_path / "store").leakage == report.leakage
-
-
 def test_every_case_is_in_quality_csv(source: Path, tmp_path: Path) -> None:
     report = prepare(source, tmp_path / "store").report
     with (tmp_path / "store" / "quality.csv").open(newline="") as stream:
@@ -110,29 +87,25 @@ def test_unreadable_files_are_reported_and_skipped(source: Path, tmp_path: Path)
     assert len(Store.open(tmp_path / "store").trials) == 5
 
 
-def test_an_unreadable_trial_does_not_affect_the_others(source: Path, tmp_path: Path) -> None:
+def test_unreadable_trials_and_other_channel_counts_do_not_affect_the_others(source: Path, tmp_path: Path) -> None:
+    write_hdf5(source / "t15.2023.09.01" / "data_train.hdf5", [FakeTrial(noise(60, 3))])
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         del file["trial_0000/input_features"]
     report = prepare(source, tmp_path / "store").report
-    (row,) = report.rows("missing")
-    assert (row.trial, row.detail) == (f"{SESSION}/train/0000", "input_features is missing")
-    assert (len(report.unreadable), report.trials) == (1, 5)
+    assert [(row.trial, row.reason, row.detail) for row in report.unreadable] == [
+        (f"{SESSION}/train/0000", "unreadable", "input_features is missing"),
+        ("t15.2023.09.01/train/0000", "channel count", "3 channels, but the other trials have 8"),
+    ]
+    assert (report.n_channels, report.trials) == (8, 5)
 
 
-def test_nothing_readable_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "source" / SESSION / "data_train.hdf5"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"broken")
-    assert not (tmp_path / "store").exists()
-    with pytest.raises(UserError, match=r"no trial in .* could be read: data_train\.hdf5"):
-        prepare(tmp_path / "source", tmp_path / "store")
-    assert_refused(arcuate("prepare", tmp_path / "source", tmp_path / "store", "--json"), "no trial in")
-
-
-def test_a_file_without_trials_writes_nothing(tmp_path: Path) -> None:
-    write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
-    with pytest.raises(UserError, match="the files contain no trials"):
-        prepare(tmp_path / "source", tmp_path / "store")
+@pytest.mark.parametrize("content", [b"broken", None])
+def test_nothing_readable_writes_nothing(tmp_path: Path, content: bytes | None) -> None:
+    path = write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", [])
+    if content is not None:
+        path.write_bytes(content)
+    words = "the files contain no trials" if content is None else "data_train.hdf5"
+    assert_refused(arcuate("prepare", tmp_path / "source", tmp_path / "store", "--json"), "no trial in", words)
     assert not (tmp_path / "store").exists()
 
 
@@ -156,14 +129,6 @@ def test_a_partial_download_differs_from_the_published_numbers(source: Path) -> 
     assert checks["sessions"].differs and (checks["sessions"].found, checks["sessions"].expected) == ("2", "45")
     assert checks["val trials"].expected == "1,426" and not checks["first session"].differs
     assert json.loads(arcuate("prepare", source, "--dry-run", "--json").stdout)["release"][0]["status"] == "differs"
-
-
-def test_trials_with_another_number_of_channels_are_missing(tmp_path: Path) -> None:
-    odd_first = [FakeTrial(noise(60, 3)), *(FakeTrial(noise(60, 8, seed=i)) for i in range(3))]
-    write_hdf5(tmp_path / "source" / SESSION / "data_train.hdf5", odd_first)
-    report = prepare(tmp_path / "source", tmp_path / "store").report
-    assert (report.n_channels, report.trials, len(report.unreadable)) == (8, 3, 1)
-    assert report.rows("missing")[0].reason == "channel count"
 
 
 def test_a_dry_run_counts_and_writes_nothing(source: Path, tmp_path: Path) -> None:
@@ -212,8 +177,3 @@ def test_the_printed_tables_name_every_part(source: Path, tmp_path: Path, capsys
     for part in ("train", "val", "test", "leakage", "non-finite", "excluded from training", "5 trials"):
         assert part in printed.out, part
     assert f"could not read {LATER}/train" in printed.err
-
-
-def test_preparation_does_not_import_torch() -> None:
-    code = "import sys, arcuate.data.prepare, arcuate.data.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -39,44 +39,27 @@ def table(store: Path) -> list[dict[str, str]]:
 # --- invalid UTF-8 ---------------------------------------------------------------------------------------
 
 
-def set_label(path: Path, value: bytes) -> None:
-    """A variable-length attribute declared as UTF-8 that is not UTF-8."""
-    with h5py.File(path, "a") as file:
-        del file["trial_0000"].attrs["sentence_label"]
-        attributes = file["trial_0000"].attrs
-        attributes.create("sentence_label", value, dtype=h5py.string_dtype("utf-8"))
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(source: Path, tmp_path: Path, fixed: bool) -> None:
-    path = source / SESSION / "data_train.hdf5"
-    if fixed:
-        with h5py.File(path, "a") as file:
-            file["trial_0000"].attrs["sentence_label"] = np.bytes_(b"caf\xe9 now")
-    else:
-        set_label(path, b"caf\xe9 now")
-    report = prepare(source, tmp_path / "store").report
-    row = report.quality[0]
-    assert (row.trial, row.reason, row.action) == (f"{SESSION}/train/0000", "text encoding", "kept")
-    assert Store.open(tmp_path / "store").trials[0].text == "caf� now"
-
-
-def test_invalid_character_codes_are_replaced_and_reported(source: Path, tmp_path: Path) -> None:
-    with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
-        del file["trial_0000"].attrs["sentence_label"]
-        file["trial_0000"]["transcription"] = np.array([72, 0xD800, 105, 0, 0], dtype=np.int32)
-    report = prepare(source, tmp_path / "store").report
-    assert [row.reason for row in report.quality] == ["text encoding", "label differs from text"]
-    assert Store.open(tmp_path / "store").trials[0].text == "H�i"
-
-
-def test_an_entry_with_an_invalid_name_is_reported(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["attribute", "fixed", "codes"])
+def test_invalid_utf8_in_a_sentence_is_replaced_and_reported(source: Path, tmp_path: Path, kind: str) -> None:
     with h5py.File(source / SESSION / "data_train.hdf5", "a") as file:
         file.create_group(b"not\xffes")
+        group = file["trial_0000"]
+        del group.attrs["sentence_label"]
+        match kind:
+            case "attribute":  # declared as UTF-8
+                group.attrs.create("sentence_label", b"caf\xe9 now", dtype=h5py.string_dtype("utf-8"))
+            case "fixed":
+                group.attrs["sentence_label"] = np.bytes_(b"caf\xe9 now")
+            case "codes":
+                group["transcription"] = np.array([99, 97, 102, 0xD800, 32, 110, 111, 119, 0, 0], dtype=np.int32)
     report = prepare(source, tmp_path / "store").report
-    (row,) = report.quality
-    assert row.reason == "unexpected entry" and "not" in row.detail
-    assert table(tmp_path / "store")[0]["detail"] == row.detail
+    assert [(row.reason, row.action) for row in report.quality[:2]] == [
+        ("unexpected entry", "kept"),
+        ("text encoding", "kept"),
+    ]
+    trial = Store.open(tmp_path / "store").trials[0]
+    assert (trial.text, trial.tokens) == ("caf� now", LABEL)
+    assert table(tmp_path / "store")[0]["detail"] == report.quality[0].detail
 
 
 def odd_folder(parent: Path) -> Path:
@@ -100,21 +83,6 @@ def test_a_session_folder_with_an_invalid_name_is_unreadable_and_skipped(
     dry_run = prepare(source, dry_run=True).report
     print_report(dry_run, tmp_path / "dry")
     assert dry_run.unreadable and capsys.readouterr().out.encode("utf-8")
-
-
-def test_a_mat_file_with_an_invalid_name_is_unreadable(tmp_path: Path) -> None:
-    train = tmp_path / "c" / "train"
-    path = write_mat(train / "t12.2022.04.28.mat", [noise()], ["Yes."])
-    (train / os.fsdecode(b"t12.\xff.mat")).write_bytes(path.read_bytes())
-    report = prepare(tmp_path / "c", tmp_path / "store").report
-    assert actions(report) == {"t12.�/train": "missing"}
-
-
-def test_an_invalid_mode_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
-    row = {"session": SESSION, "split": "train", "number": 0, "mode": "\ud800silent"}
-    (source / TRUTH_FILE).write_text(json.dumps(row) + "\n")
-    prepare(source, tmp_path / "store")
-    assert Store.open(tmp_path / "store").trials[0].mode == "�silent"
 
 
 # --- renamed files ---------------------------------------------------------------------------------------
@@ -154,88 +122,42 @@ def test_renamed_files_of_the_24_layout_are_reported(tmp_path: Path) -> None:
     assert report.unreadable
 
 
-def test_a_data_file_that_is_a_folder_is_unreadable(source: Path, tmp_path: Path) -> None:
-    (source / SESSION / "data_val.hdf5").mkdir()
-    (source / "t15.2023.09.01" / "data_train.hdf5").mkdir(parents=True)
-    report = prepare(source, tmp_path / "store").report
-    assert actions(report) == {f"{SESSION}/val": "missing", "t15.2023.09.01/train": "missing"}
-    assert report.unreadable
-
-
 # --- missing permissions and dangling links --------------------------------------------------------------
 
 
 def deny(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a folder without permission; tests may run as root, for whom permissions do not apply."""
-    listdir, stat = os.listdir, os.stat
+    listdir = os.listdir
 
-    def refuse(path: str | Path) -> None:
-        if isinstance(path, str | Path) and (Path(path) == folder or folder in Path(path).parents):
+    def denied(path: str | Path = ".") -> list[str]:
+        if Path(path) == folder:
             raise PermissionError(13, "Permission denied", str(path))
-
-    def denied_listdir(path: str | Path = ".") -> list[str]:
-        refuse(path)
         return listdir(path)
 
-    def denied_stat(path: str | Path, **options: object) -> os.stat_result:
-        if Path(path) != folder:
-            refuse(path)
-        return stat(path, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "listdir", denied_listdir)
-    monkeypatch.setattr(os, "stat", denied_stat)
+    monkeypatch.setattr(os, "listdir", denied)
 
 
-def test_a_session_folder_without_permission_is_unreadable_and_skipped(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deny(source / LATER, monkeypatch)
-    report = prepare(source, tmp_path / "store").report
-    assert (len(report.unreadable), report.trials) == (1, 1)
-    (row,) = report.rows("missing")
-    assert row.trial == LATER and "Permission denied" in row.detail
-
-
-def test_a_parent_folder_without_permission_is_noted(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "private").mkdir()
-    deny(tmp_path / "private", monkeypatch)
+def test_folders_without_permission(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is unreadable, a folder beside the recordings is noted, and without recordings it is named."""
+    with monkeypatch.context() as denied:
+        deny(source / LATER, denied)
+        report = prepare(source, tmp_path / "store").report
+    assert report.trials == 1
+    assert [(row.trial, "Permission denied" in row.detail) for row in report.unreadable] == [(LATER, True)]
+    (tmp_path / "empty" / "private").mkdir(parents=True)
+    deny(tmp_path / "empty" / "private", monkeypatch)
     found = find_release(tmp_path)
-    assert found.root == source
-    assert any("private" in note for note in found.notes)
-
-
-def test_the_error_names_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "private").mkdir()
-    deny(tmp_path / "private", monkeypatch)
+    assert found.root == source and any("private" in note for note in found.notes)
     with pytest.raises(UserError, match="private cannot be listed"):
-        find_release(tmp_path)
+        find_release(tmp_path / "empty")
 
 
-def test_a_dangling_or_circular_link_is_unreadable(source: Path, tmp_path: Path) -> None:
+def test_dangling_and_circular_links_and_side_files_are_unreadable(source: Path, tmp_path: Path) -> None:
     (source / "t15.2023.09.01").symlink_to(tmp_path / "unmounted")
     (source / "t15.2023.09.02").symlink_to(source / "t15.2023.09.02")
-    report = prepare(source, tmp_path / "store").report
-    assert report.unreadable and report.trials == 2
-    assert actions(report) == {"t15.2023.09.01": "missing", "t15.2023.09.02": "missing"}
-
-
-@pytest.mark.parametrize("name", [DESCRIPTION_FILE, TRUTH_FILE])
-def test_an_unreadable_side_file_does_not_stop_preparation(source: Path, tmp_path: Path, name: str) -> None:
-    (source / name).symlink_to(source / name)
-    report = prepare(source, tmp_path / "store").report
-    assert report.unreadable and report.trials == 2
-    assert actions(report) == {name: "missing"}
-
-
-def test_a_corpus_table_that_is_not_csv_does_not_stop_preparation(source: Path, tmp_path: Path) -> None:
+    (source / "t15.2023.09.03" / "data_train.hdf5").mkdir(parents=True)
+    (source / TRUTH_FILE).symlink_to(source / TRUTH_FILE)
     (source / DESCRIPTION_FILE).write_text("date,block number,corpus\n" + "x" * 200_000 + "\n")
     report = prepare(source, tmp_path / "store").report
-    assert actions(report) == {DESCRIPTION_FILE: "missing"}
-
-
-def test_labels_are_complete(source: Path, tmp_path: Path) -> None:
-    set_label(source / SESSION / "data_train.hdf5", b"\xff")
-    prepare(source, tmp_path / "store")
-    assert Store.open(tmp_path / "store").trials[0].tokens == LABEL
+    names = "t15.2023.09.01", "t15.2023.09.02", "t15.2023.09.03/train", TRUTH_FILE, DESCRIPTION_FILE
+    assert actions(report) == dict.fromkeys(names, "missing") and report.trials == 2

@@ -1,14 +1,11 @@
 """Quality checks: every case is reported with its number, and excludes from training only."""
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arcuate.data.quality import find_problems, quality_rows, write_quality_csv
+from arcuate.data.quality import find_problems, quality_rows
 from arcuate.data.readers.source import Problem, ReadResult
 from arcuate.data.selection import can_align
 from arcuate.data.trial import Split, Trial
@@ -73,12 +70,6 @@ def test_an_empty_trial_is_checked_without_failing() -> None:
     assert reasons == {"constant channels", "too short", "label too long"}
 
 
-def test_longer_patches_leave_fewer_frames() -> None:
-    label = tuple(range(1, 13))
-    assert can_align(label, Patch(bins=14, stride=4).count_frames(60))
-    assert not can_align(label, Patch(bins=32, stride=4).count_frames(60))
-
-
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 12))
 def test_frames_are_the_windows_that_fit(n_bins: int, size: int, stride: int) -> None:
     patch = Patch(bins=max(size, stride), stride=stride)
@@ -106,12 +97,3 @@ def test_bad_trials_are_excluded_from_training_only(split: Split, action: str) -
 def test_notes_are_kept_and_unreadable_trials_are_missing() -> None:
     problems = (Problem("unknown words", 1, "", "note"), Problem("unreadable", None, "", "unreadable"))
     assert [row.action for row in quality_rows(ReadResult("s/train/0000", None, problems), ())] == ["kept", "missing"]
-
-
-def test_the_table_can_be_read_back(tmp_path: Path) -> None:
-    bad = trial(with_value(np.nan))
-    write_quality_csv(tmp_path / "quality.csv", quality_rows(ReadResult(bad.id, bad), find_problems(bad)))
-    with (tmp_path / "quality.csv").open(newline="") as stream:
-        (row,) = csv.DictReader(stream)
-    assert (row["trial"], row["reason"], row["number"]) == (bad.id, "non-finite", "2")
-    assert row["action"] == "rejected"

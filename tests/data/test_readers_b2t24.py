@@ -1,6 +1,6 @@
 """The '24 reader: partitions, features, labels from text, and damaged files."""
 
-import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -25,38 +25,24 @@ def results(root: Path, split: str = "train", features: str = DEFAULT_FEATURES) 
     return list(B2T24(features).read_trials(file))
 
 
-def test_partitions_become_splits_and_the_placeholder_is_dropped(tmp_path: Path) -> None:
-    for partition in ("train", "test", "competitionHoldOut"):
-        write_mat(tmp_path / partition / f"{SESSION}.mat", [noise()], ["Bring it closer."])
-    source = find_release(tmp_path)
-    assert [file.split for file in source.files] == ["train", "val", "test"]
-    assert [file.path.parent.name for file in source.files] == ["train", "test", "competitionHoldOut"]
-    (held_out,) = results(tmp_path, "test")
-    assert held_out.trial is not None
-    assert (held_out.trial.text, held_out.trial.tokens, held_out.problems) == (None, None, ())
-
-
-def test_features_are_crossings_and_power_of_the_first_half(tmp_path: Path) -> None:
-    bins = noise(30, 4)
-    write_mat(tmp_path / "train" / f"{SESSION}.mat", [bins], ["Bring it closer."], [7])
-    (result,) = results(tmp_path)
-    trial = result.trial
-    assert trial is not None
-    np.testing.assert_array_equal(trial.bins[:, :4], np.abs(bins).astype(np.uint8))
-    np.testing.assert_array_equal(trial.bins[:, 4:], bins)
-    assert (trial.bins.dtype, trial.block, trial.text) == (np.float32, 7, "Bring it closer.")
-
-
 @pytest.mark.parametrize(
-    ("features", "n_channels", "first"), [("spikePow:6v", 4, 0), ("spikePow:44", 4, 100), ("tx1+spikePow:all", 16, 0)]
+    ("features", "columns"),
+    [
+        (DEFAULT_FEATURES, ("counts", "power")),
+        ("spikePow:6v", ("power",)),
+        ("spikePow:44", ("power of 44",)),
+        ("tx1:all", ("counts", "counts of 44")),
+    ],
 )
-def test_other_features_can_be_chosen(tmp_path: Path, features: str, n_channels: int, first: int) -> None:
-    bins = np.zeros((30, 4), dtype=np.float32)
-    write_mat(tmp_path / "train" / f"{SESSION}.mat", [bins], ["Yes."])
+def test_features_are_columns_of_the_chosen_area(tmp_path: Path, features: str, columns: tuple[str, ...]) -> None:
+    power = noise(30, 4)
+    write_mat(tmp_path / "train" / f"{SESSION}.mat", [power], ["Bring it closer."], [7])
     (result,) = results(tmp_path, features=features)
+    known = {"power": power, "power of 44": power + 100}
+    known |= {name.replace("power", "counts"): np.abs(values).astype(np.uint8) for name, values in known.items()}
     assert result.trial is not None
-    assert result.trial.bins.shape == (30, n_channels)
-    assert result.trial.bins[0, 0] == first
+    np.testing.assert_array_equal(result.trial.bins, np.concatenate([known[name] for name in columns], axis=1))
+    assert (result.trial.bins.dtype, result.trial.block) == (np.float32, 7)
 
 
 @pytest.mark.parametrize("features", ["tx9", "tx1:6w", "tx1+tx1", ""])
@@ -120,73 +106,45 @@ def test_the_real_trial_is_prepared_and_normalised_by_its_block_statistics(share
 # --- damaged and unexpected files --------------------------------------------------------------------------
 
 
-def unreadable(tmp_path: Path) -> str:
-    with pytest.raises(UnreadableFile) as caught:
-        results(tmp_path)
-    return str(caught.value)
+def cut_in_half(path: Path) -> None:
+    write_mat(path, [noise(300, 64)], ["Yes."])
+    path.write_bytes(path.read_bytes()[:-2000])
 
 
-def test_the_error_for_a_matlab_73_file_names_the_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "train" / f"{SESSION}.mat"
-    path.parent.mkdir()
+def matlab73(path: Path) -> None:
     with h5py.File(path, "w", userblock_size=512) as file:
         file["tx1"] = 1
-    assert "-v7" in unreadable(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", bytes(4000)])
-def test_a_file_that_is_not_matlab_is_unreadable(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "train" / f"{SESSION}.mat"
-    path.parent.mkdir()
-    path.write_bytes(content)
-    unreadable(tmp_path)
+PLAIN = np.zeros((3, 4))
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "MATLAB 7.3": (matlab73, "-v7"),
+    "empty": (lambda path: path.write_bytes(b""), "not a MATLAB 5 file"),
+    "zeros": (lambda path: path.write_bytes(bytes(4000)), "not a MATLAB 5 file"),
+    "truncated": (cut_in_half, "[a-z]"),
+    "no features": (lambda path: scipy.io.savemat(path, {"other": 1, "tx1": 1}), "its variables are other, tx1"),
+    "no cells": (lambda path: scipy.io.savemat(path, {"tx1": PLAIN, "spikePow": PLAIN}), "cell array"),
+    "fewer sentences": (
+        lambda path: write_mat(path, [noise(), noise(seed=1)], ["Only one."], [1, 1]),
+        "2 trials but sentenceText has 1",
+    ),
+}
 
 
-def test_a_truncated_file_is_unreadable(tmp_path: Path) -> None:
-    path = write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(300, 64)], ["Yes."])
-    path.write_bytes(path.read_bytes()[:-2000])
-    unreadable(tmp_path)
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_random_damage_does_not_crash(tmp_path: Path, seed: int) -> None:
-    """The compiled reader of scipy crashes on some damaged tags: then the file is unreadable."""
-    rng = np.random.default_rng(seed)
-    path = write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Yes.", "No."])
-    data = {name: value for name, value in scipy.io.loadmat(path).items() if not name.startswith("__")}
-    scipy.io.savemat(path, data)  # uncompressed: no checksum detects the damage
-    content = bytearray(path.read_bytes())
-    for place in rng.integers(128, len(content), size=40):
-        content[place] = rng.integers(256)
-    path.write_bytes(content)
-    with contextlib.suppress(UserError):  # no trial could be read
-        assert prepare(tmp_path, tmp_path / "store").report.written
-
-
-def test_a_missing_variable_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    write, words = UNREADABLE[name]
     (tmp_path / "train").mkdir()
-    scipy.io.savemat(tmp_path / "train" / f"{SESSION}.mat", {"other": 1, "tx1": 1})
-    assert "no variable spikePow; its variables are other, tx1" in unreadable(tmp_path)
-
-
-def test_plain_arrays_in_place_of_cells_are_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    scipy.io.savemat(tmp_path / "train" / f"{SESSION}.mat", {"tx1": np.zeros((3, 4)), "spikePow": np.zeros((3, 4))})
-    assert "cell array" in unreadable(tmp_path)
-
-
-def test_numbers_of_trials_must_agree(tmp_path: Path) -> None:
-    write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Only one."], [1, 1])
-    assert "2 trials but sentenceText has 1" in unreadable(tmp_path)
+    write(tmp_path / "train" / f"{SESSION}.mat")
+    with pytest.raises(UnreadableFile, match=words):
+        results(tmp_path)
 
 
 def test_one_damaged_cell_does_not_affect_the_others(tmp_path: Path) -> None:
     path = write_mat(tmp_path / "train" / f"{SESSION}.mat", [noise(), noise(seed=1)], ["Yes.", "No."])
     data = scipy.io.loadmat(path)
     data["tx1"][0, 0] = data["tx1"][0, 0][:-5]  # shorter than its power
-    kept = {name: data[name] for name in ("tx1", "spikePow", "sentenceText", "blockIdx")}
-    scipy.io.savemat(path, kept)
+    scipy.io.savemat(path, {name: data[name] for name in ("tx1", "spikePow", "sentenceText", "blockIdx")})
     first, second = results(tmp_path)
-    assert first.trial is None
-    assert "differ in length" in first.problems[0].detail
+    assert first.trial is None and "differ in length" in first.problems[0].detail
     assert second.trial is not None

@@ -28,12 +28,6 @@ def test_recordings_are_found_from_any_parent(tmp_path: Path, depth: int) -> Non
     assert (found.layout, found.root, found.sessions) == ("b2t25", root, ("t15.2023.08.11",))
 
 
-def test_the_24_layout_is_found_from_above(tmp_path: Path) -> None:
-    root = release24(tmp_path / "deep" / "competitionData")
-    assert find_release(tmp_path).root == root
-    assert find_release(root).layout == "b2t24"
-
-
 def test_a_single_session_can_be_given(tmp_path: Path) -> None:
     release25(tmp_path, "t15.2023.08.11", "t15.2023.08.13")
     assert find_release(tmp_path / "t15.2023.08.13").sessions == ("t15.2023.08.13",)
@@ -70,13 +64,6 @@ def test_two_layouts_in_one_folder_are_an_error(tmp_path: Path) -> None:
         find_release(tmp_path)
 
 
-def test_two_copies_are_an_error(tmp_path: Path) -> None:
-    release25(tmp_path / "a")
-    release25(tmp_path / "b")
-    with pytest.raises(UserError, match="several"):
-        find_release(tmp_path)
-
-
 def test_a_folder_without_recordings_names_the_expected_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data_\{train,val,test\}\.hdf5.*it is empty"):
         find_release(tmp_path)
@@ -95,14 +82,6 @@ def test_errors_for_wrong_paths_name_the_remedy(tmp_path: Path) -> None:
         find_release(release25(tmp_path / "r") / "t15.2023.08.11" / "data_train.hdf5")
     with pytest.raises(UserError, match="folder above it"):
         find_release(release24(tmp_path / "c") / "train")
-
-
-def test_macos_archive_leftovers_are_ignored(tmp_path: Path) -> None:
-    root = release25(tmp_path / "hdf5_data_final")
-    hidden = tmp_path / "__MACOSX" / "t15.2023.08.11"
-    hidden.mkdir(parents=True)
-    (hidden / "data_train.hdf5").write_bytes(b"resource fork")
-    assert find_release(tmp_path).root == root
 
 
 def test_a_folder_that_links_to_itself_is_visited_once(tmp_path: Path) -> None:

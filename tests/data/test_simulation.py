@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from arcuate.data.simulation.cohort import DESCRIPTION_FILE, session_names
 from arcuate.data.simulation.layouts import HOLDOUT_TEXT
 from arcuate.data.store import Store
 from arcuate.data.text import pronounce
-from arcuate.data.trial import BIN_SECONDS, Layout, layout_of_session
 from arcuate.errors import UserError
 from arcuate.experiments.train import describe_store
 from support.recordings import FakeTrial, noise, write_hdf5
@@ -109,16 +106,6 @@ def test_hdf5_labels(b2t25: Path) -> None:
             assert "".join(chr(code) for code in letters[letters > 0]) == text
 
 
-def test_first_trial_of_a_block_is_normalised_by_itself(b2t25: Path) -> None:
-    path = b2t25 / "hdf5_data_final" / "sim.2023.08.11" / "data_train.hdf5"
-    with h5py.File(path) as file:
-        bins = file["trial_0000/input_features"][:]
-    moving = bins.std(axis=0) > 0
-    assert moving.sum() >= 14
-    np.testing.assert_allclose(bins[:, moving].mean(axis=0), 0, atol=0.05)
-    np.testing.assert_allclose(bins[:, moving].std(axis=0), 1, atol=0.05)
-
-
 def test_description_counts_every_trial(b2t25: Path) -> None:
     with (b2t25 / DESCRIPTION_FILE).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -147,15 +134,6 @@ def test_mat_layout(b2t24: Path) -> None:
         assert (texts == {HOLDOUT_TEXT}) == (partition == "competitionHoldOut")
 
 
-def test_mat_session_starts_with_holdout_and_ends_with_test(b2t24: Path) -> None:
-    blocks = {
-        partition: loadmat(b2t24 / "competitionData" / partition / "sim24.2022.04.28.mat")["blockIdx"].ravel()
-        for partition in ("train", "test", "competitionHoldOut")
-    }
-    assert blocks["competitionHoldOut"].max() < blocks["train"].min()
-    assert blocks["train"].max() < blocks["test"].min()
-
-
 @pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
 def test_truth_has_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
     lines = truth(b2t25 if layout == "b2t25" else b2t24)
@@ -169,37 +147,6 @@ def test_truth_has_every_trial(layout: str, b2t25: Path, b2t24: Path) -> None:
         assert np.all(np.diff(line["onsets_s"]) > 0)
         assert (line["seed"], line["difficulty"]) == (3, "real")
         assert all(0 <= electrode < 16 for electrode in line["dead"])
-
-
-def test_truth_has_the_withheld_text(b2t24: Path) -> None:
-    texts = {line["text"] for line in truth(b2t24) if line["split"] == "test"}
-    assert len(texts) > 1
-    assert HOLDOUT_TEXT not in texts
-
-
-def test_truth_matches_the_files(b2t25: Path) -> None:
-    for line in truth(b2t25):
-        path = b2t25 / "hdf5_data_final" / line["session"] / f"data_{line['split']}.hdf5"
-        with h5py.File(path) as file:
-            group = file[f"trial_{line['number']:04d}"]
-            assert group.attrs["block_num"] == line["block"]
-            assert line["onsets_s"][-1] < BIN_SECONDS * group.attrs["n_time_steps"]
-            if line["split"] != "test":
-                assert group.attrs["sentence_label"] == line["text"]
-
-
-def test_progress_is_reported_for_every_trial(tmp_path: Path) -> None:
-    reported: list[tuple[int, int]] = []
-    result = simulate(
-        tmp_path,
-        layout="b2t25",
-        n_sessions=1,
-        n_trials=5,
-        n_electrodes=4,
-        progress=lambda done, total, description: reported.append((done, total)),
-    )
-    assert reported == [(i, 5) for i in range(1, 6)]
-    assert result.trials == result.to_dict()["trials"] == {"train": 3, "val": 1, "test": 1}
 
 
 def test_real_recordings_are_never_replaced(b2t25: Path, tmp_path: Path) -> None:
@@ -275,20 +222,6 @@ def test_a_failure_leaves_an_older_cohort_unchanged(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
-def test_a_limit_on_the_size_of_files_is_one_sentence(tmp_path: Path, layout: str) -> None:
-    """The operating system limits files to 60 kB."""
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
-        f"from arcuate.cli import main; import sys; sys.argv[1:] = ['simulate', {str(tmp_path / 'out')!r},"
-        f" '--layout', '{layout}', '--sessions', '1', '--trials', '20', '--electrodes', '32']; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert "a file is too large" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_prepared_store_says_that_it_is_simulated(b2t25: Path, tmp_path: Path) -> None:
     store = prepare(b2t25, tmp_path / "store")
     assert store.simulated and all(session.startswith("sim.") for session in store.sessions)
@@ -296,8 +229,3 @@ def test_prepared_store_says_that_it_is_simulated(b2t25: Path, tmp_path: Path) -
     assert describe_store(store, store.sessions)["simulated"] is True
     write_hdf5(tmp_path / "source" / "t15.2023.08.11" / "data_train.hdf5", [FakeTrial(noise())])
     assert not prepare(tmp_path / "source", tmp_path / "recorded").simulated
-
-
-@pytest.mark.parametrize("layout", ["b2t25", "b2t24"])
-def test_names_of_simulated_sessions_imply_the_layout(layout: Layout) -> None:
-    assert {layout_of_session(name) for name in session_names(layout, 3, seed=0)} == {layout}

@@ -38,11 +38,6 @@ def test_spelling(text: str, spelled: str) -> None:
     assert (found.text, found.changed, found.unspoken) == (spelled, True, "")
 
 
-def test_plain_text_is_unchanged() -> None:
-    text = "Well -- it's o'clock; \"twenty-one\" (maids') R&D!"
-    assert spell_out(text).text is text
-
-
 def test_labels_of_numbers_and_foreign_letters() -> None:
     assert text_to_tokens("1984.")[0] == text_to_tokens("nineteen eighty-four.")[0]
     assert text_to_tokens("naïve")[0] == text_to_tokens("naive")[0]

@@ -82,13 +82,3 @@ def test_later_sessions_do_not_move_earlier_trials() -> None:
     early = [trial for trial in trials if trial.session in ("session 0", "session 1")]
     ids = {trial.id for trial in early}
     assert dev_split(early, 0.2, 1) == dev_split(trials, 0.2, 1) & ids
-
-
-def test_only_training_trials_are_held_out() -> None:
-    trials = [LabelledTrial(str(i), "s", f"text {chr(97 + i)}", split="val") for i in range(10)]
-    assert dev_split(trials, 0.5, 1) == set()
-
-
-def test_trials_without_text_are_distinguished() -> None:
-    trials = [LabelledTrial(str(i), "s", None, tokens=(i + 1,)) for i in range(10)]
-    assert len(dev_split(trials, 0.3, 1)) == 3

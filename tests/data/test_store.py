@@ -1,6 +1,5 @@
 """The store: round trip, statistics, atomic writing, and validation when it is opened."""
 
-import json
 import multiprocessing
 import shutil
 import subprocess
@@ -84,12 +83,6 @@ def test_past_statistics_exclude_the_current_trial(store: Store, source: Path, n
     assert found.n_bins == len(bins)
 
 
-def test_the_first_trial_of_a_file_has_no_past_in_another_file(store: Store) -> None:
-    validation = store.trials[5]
-    assert validation.split == "val"
-    assert store.past_statistics(validation).n_bins == 0
-
-
 def test_non_finite_values_are_stored_and_read_as_zero(tmp_path: Path) -> None:
     bins = noise(40)
     bins[3, 2], bins[4, 1] = np.nan, -np.inf
@@ -117,11 +110,6 @@ def test_merged_statistics_equal_those_of_all_bins(lengths: list[int], offset: f
         np.testing.assert_allclose(merged.m2, whole.var(axis=0) * len(whole), rtol=1e-6, atol=1e-6)
 
 
-def test_a_channel_without_finite_values_is_not_normalised() -> None:
-    found = RunningStatistics.from_bins(np.full((5, 2), np.nan, dtype=np.float32)).statistics()
-    assert (found.mean.tolist(), found.sd.tolist(), found.n_bins) == ([0, 0], [1, 1], 5)
-
-
 # --- processes ---------------------------------------------------------------------------------------------
 
 
@@ -140,32 +128,20 @@ def test_a_store_works_in_other_processes(store: Store, method: str) -> None:
 # --- writing -----------------------------------------------------------------------------------------------
 
 
-def test_an_existing_store_is_replaced_only_with_force(source: Path, store: Store) -> None:
-    with pytest.raises(UserError, match="--force"):
-        prepare(source, store.path)
+def test_only_a_store_is_replaced_and_only_with_force(source: Path, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".empty.part" / "sessions").mkdir(parents=True)  # left by a killed process
+    for out, force, message in ((store.path, False, "--force"), (tmp_path / "thesis", True, "not a store")):
+        with pytest.raises(UserError, match=message):
+            prepare(source, out, force=force)
+    assert (tmp_path / "thesis" / "chapter1.tex").exists()
+    assert prepare(source, tmp_path / "empty").trials == store.trials and hidden(tmp_path) == []
     (source / LATER / "data_train.hdf5").unlink()
     prepare(source, store.path, force=True)
     assert Store.open(store.path).sessions == (SESSION,)
     assert not (store.path / "sessions" / f"{LATER}.npy").exists()
-
-
-def test_a_folder_that_is_not_a_store_is_never_replaced(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1.tex").touch()
-    with pytest.raises(UserError, match="not a store"):
-        prepare(source, tmp_path / "thesis", force=True)
-    assert (tmp_path / "thesis" / "chapter1.tex").exists()
-
-
-def test_an_empty_folder_can_be_filled(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    prepare(source, tmp_path / "empty")
-    assert Store.open(tmp_path / "empty").trials
-
-
-def test_a_misspelt_store_gets_the_nearest_one(store: Store) -> None:
-    with pytest.raises(UserError, match=f"did you mean {store.path}?"):
-        Store.open(store.path.with_name(store.path.name[:-1]))
 
 
 def hidden(folder: Path) -> list[str]:
@@ -197,14 +173,6 @@ def test_an_interruption_leaves_the_old_store_unchanged(source: Path, store: Sto
     assert hidden(store.path.parent) == []
 
 
-def test_leftovers_of_a_killed_process_are_removed(source: Path, tmp_path: Path) -> None:
-    (tmp_path / ".store.part" / "sessions").mkdir(parents=True)
-    (tmp_path / ".store.part" / "sessions" / "stale.npy").touch()
-    prepare(source, tmp_path / "store")
-    assert not (tmp_path / "store" / "sessions" / "stale.npy").exists()
-    assert hidden(tmp_path) == []
-
-
 def test_two_preparations_of_one_store_exclude_each_other(source: Path, tmp_path: Path) -> None:
     def prepare_again(done: int, total: int, description: str) -> None:
         if description.startswith(LATER):
@@ -219,11 +187,10 @@ def test_two_preparations_of_one_store_exclude_each_other(source: Path, tmp_path
 # --- opening -----------------------------------------------------------------------------------------------
 
 
-def test_opening_something_else_raises(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="arcuate prepare"):
-        Store.open(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="not a store"):
-        Store.open(tmp_path)
+@pytest.mark.parametrize(("name", "message"), [("stor", "did you mean"), ("x", "arcuate prepare"), ("", "not a store")])
+def test_opening_something_else(store: Store, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Store.open(store.path.parent / name)
 
 
 EDITS = [
@@ -233,7 +200,6 @@ EDITS = [
     ('"simulated": false', '"simulated": true'),
     ('"train-val": 0', '"train-val": 1'),
     ('"text": "Bring."', '"text": "Sing."'),
-    ('"n_channels": 8', '"n_channels": 4'),
     (f'"{LATER}": "', f'"{LATER}": "0'),
 ]
 
@@ -241,15 +207,6 @@ EDITS = [
 @pytest.mark.parametrize(("before", "after"), EDITS, ids=lambda text: text)
 def test_an_edited_manifest_is_refused(store: Store, before: str, after: str) -> None:
     edit_manifest(store.path, before, after, sign=False)
-    with pytest.raises(UserError, match="was changed after it was prepared"):
-        Store.open(store.path)
-
-
-def test_a_removed_session_is_noticed(store: Store) -> None:
-    manifest = json.loads((store.path / "manifest.json").read_text())
-    del manifest["statistics"][LATER]
-    manifest["trials"] = [t for t in manifest["trials"] if t["session"] != LATER]
-    (store.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="was changed after it was prepared"):
         Store.open(store.path)
 
@@ -285,56 +242,44 @@ def test_a_manifest_that_contradicts_itself_is_refused(store: Store, before: str
         Store.open(store.path)
 
 
-OLD = '{"format": "arcuate store", "version": 1}'
-
-
-@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00", "[" * 100_000, OLD], ids=lambda text: text[:9])
+@pytest.mark.parametrize("content", ["", "[1]", "[" * 100_000, '{"format": "arcuate store", "version": 1}'], ids=len)
 def test_a_damaged_manifest_raises(store: Store, content: str) -> None:
     (store.path / "manifest.json").write_text(content)
     with pytest.raises(UserError):
         Store.open(store.path)
 
 
-def test_an_incomplete_copy_raises_at_opening(store: Store) -> None:
-    for path in (session_path(store.path, SESSION), statistics_path(store.path, SESSION)):
-        content = path.read_bytes()
-        if path.suffix == ".npy":
-            path.write_bytes(content[:-100])
-            with pytest.raises(UserError, match="bytes instead of"):
-                Store.open(store.path)
-        path.unlink()
-        with pytest.raises(UserError, match="is missing"):
-            Store.open(store.path)
-        path.write_bytes(content)
-
-
-def test_a_vanished_store_is_not_called_damaged(store: Store) -> None:
-    opened = Store.open(store.path)
-    session_path(store.path, SESSION).unlink()
-    with pytest.raises(UserError, match=r"\.npy no longer exists"):
-        opened.read_bins(store.trials[0])
+def test_incomplete_copies_and_vanished_stores_are_told_apart(store: Store) -> None:
+    opened, bins, statistics = (store, session_path(store.path, SESSION), statistics_path(store.path, SESSION))
+    content, last = bins.read_bytes(), store.trials[5]
+    bins.write_bytes(content[:-100])
+    for read, words in (
+        (lambda: Store.open(store.path), "bytes instead of"),
+        (lambda: opened.read(last), "is damaged"),
+    ):
+        with pytest.raises(UserError, match=words):
+            read()
+    bins.unlink()
+    for read, words in ((lambda: Store.open(store.path), "is missing"), (lambda: opened.read(last), "npy no longer")):
+        with pytest.raises(UserError, match=words):
+            read()
+    bins.write_bytes(content)
+    statistics.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        Store.open(store.path)
     shutil.rmtree(store.path)
     for read in (opened.read_bins, opened.block_statistics):
         with pytest.raises(UserError, match="store no longer exists; was the store moved"):
             read(store.trials[0])
 
 
-def test_a_truncated_file_raises_one_sentence(store: Store) -> None:
-    session_path(store.path, SESSION).write_bytes(b"")
-    with pytest.raises(UserError, match=r"\.npy is damaged"):
-        store.read_bins(store.trials[0])
-
-
-def test_changed_content_is_found(store: Store) -> None:
+def test_changed_bins_and_statistics_are_found(store: Store) -> None:
+    """Statistics as well: a changed one changes a score although every trial matches its hash."""
     assert store.find_changed() == []
     bins = np.load(session_path(store.path, SESSION), mmap_mode="r+")
     bins[0, 0] += 1
     bins.flush()
     assert Store.open(store.path).find_changed() == [store.trials[0].id]
-
-
-def test_changed_statistics_are_found(store: Store) -> None:
-    """Normalisation uses them, so a changed statistic changes a score although every trial matches its hash."""
     path = statistics_path(store.path, SESSION)
     with np.load(path) as file:
         arrays = dict(file)

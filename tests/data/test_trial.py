@@ -6,7 +6,6 @@ from arcuate.data.electrodes import list_arrays, list_features
 from arcuate.data.trial import (
     days_between,
     days_since_first,
-    layout_of_session,
     nearest_session,
     session_date,
     session_order,
@@ -60,7 +59,3 @@ def test_arrays_have_crossings_and_power_of_the_same_electrodes() -> None:
 def test_too_few_channels_are_one_array(n_channels: int) -> None:
     (array,) = list_arrays("b2t25", n_channels)
     assert array.channels.tolist() == list(range(n_channels))
-
-
-def test_the_layout_by_participant() -> None:
-    assert [layout_of_session(name) for name in ("t12.2022.04.28", "t15.2023.08.11")] == ["b2t24", "b2t25"]

@@ -22,15 +22,10 @@ class Call:
         return self.function, self.arguments
 
 
-def refused(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        load_pickle(path)
-    return str(error.value)
-
-
-def nested(depth: int) -> bytes:
-    return b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b"."
+def loop() -> list:
+    content: list = []
+    content.append(content)
+    return content
 
 
 def shared() -> list:
@@ -40,29 +35,13 @@ def shared() -> list:
     return level
 
 
-def loop() -> list:
-    content: list = []
-    content.append(content)
-    return content
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        Call(np.ndarray, (1,), "O", b"\x01" * 8),  # an object whose address is in the file
-        Call(np.ndarray, (2**40,), "f4"),
-        Call(np.ndarray, (4,), np.dtype("f4"), b"x" * 16),
-        Call(np.dtype, "O"),
-    ],
-)
-def test_array_classes_cannot_be_called(tmp_path: Path, call: Call) -> None:
-    refused(tmp_path / "args", pickle.dumps({"a": call}))
-
-
 HOSTILE = {
+    "object whose address is in the file": pickle.dumps(Call(np.ndarray, (1,), "O", b"\x01" * 8)),
+    "huge array": pickle.dumps(Call(np.ndarray, (2**40,), "f4")),
+    "dtype of objects": pickle.dumps(Call(np.dtype, "O")),
     "item size of a dtype": pickle.dumps(np.arange(4, dtype="<f4"), 2).replace(b"f4", b"f8"),
     "deep key": b"\x80\x04}" + b")" + b"\x85" * 200_000 + b"Ns.",
-    "deep list": nested(200_000),
+    "deep list": b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".",
     "repeated": pickle.dumps(shared()),
     "contains itself": pickle.dumps(loop()),
     "integer of 16 Mbit": pickle.dumps({"epochs": 1 << 2**24}),
@@ -74,8 +53,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_pickles_are_refused(tmp_path: Path, name: str) -> None:
-    assert "cannot be read as a pickle" in refused(tmp_path / "args", HOSTILE[name])
+def test_hostile_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("arcuate.data.unpickle._MAX_VALUES", 10_000)  # five million take seconds
+    (tmp_path / "args").write_bytes(HOSTILE[name])
+    with pytest.raises(UserError, match="args"):
+        load_pickle(tmp_path / "args")
 
 
 @pytest.mark.parametrize("is_zip", [True, False])

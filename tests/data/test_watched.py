@@ -129,12 +129,11 @@ def test_a_crash_is_one_unreadable_file(source: Path, tmp_path: Path, monkeypatc
     assert Store.open(tmp_path / "store").find_changed() == []
 
 
-@pytest.mark.parametrize(("at", "value"), [(6424, 14), (6392, 46), (6425, 8)])
-def test_files_that_make_hdf5_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, value: int) -> None:
-    """Single flipped bits that HDF5 2.0 reads for ever, found by flipping bits at random."""
+def test_a_file_that_makes_hdf5_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single flipped bit that HDF5 2.0 reads for ever, found by flipping bits at random."""
     path = tmp_path / "source" / SESSIONS[1] / "data_train.hdf5"
     content = bytearray(write_hdf5(path, [FakeTrial(noise(20, seed=i)) for i in range(4)]).read_bytes())
-    content[at] = value
+    content[6424] = 14
     path.write_bytes(content)
     monkeypatch.setattr(module, "CPU_SECONDS", 1.0)
     write_hdf5(tmp_path / "source" / SESSIONS[0] / "data_train.hdf5", [FakeTrial(noise(20))])
