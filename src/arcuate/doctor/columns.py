@@ -154,22 +154,21 @@ class Facts:
     sessions: set[str] = field(default_factory=set)  # sessions of a published release that the file names
     n_finished: int = 0  # messages that training is complete
     crashed_non_finite: bool = False  # an error message says that a gradient or loss was not finite
+    has_epochs: bool = False  # lines count epochs, so that the counter of batches may start again
     run_names: list[str] = field(default_factory=list)
 
-    def scan_line(self, line: str, thorough: bool) -> bool:
-        """Extract facts from a line without metrics; return whether it states a new run or the end of one."""
+    def scan_line(self, line: str, thorough: bool) -> None:
+        """Extract facts from a line of text."""
         if not _KEYWORDS.search(line) and not thorough:
-            return False
-        finished, named, crashed = _FINISHED.search(line), _RUN_NAME.search(line), _CRASHED.search(line)
-        self.n_finished += finished is not None
-        self.crashed_non_finite = self.crashed_non_finite or crashed is not None
-        if named:
+            return
+        self.n_finished += _FINISHED.search(line) is not None
+        self.crashed_non_finite = self.crashed_non_finite or _CRASHED.search(line) is not None
+        if named := _RUN_NAME.search(line):
             self.run_names.append(named[1].strip())
         if planned := _PLANNED.search(line):
             self.set_planned(planned[1].replace(",", "").replace("_", ""), "stated in the log")
         if thorough:
             self.scan_text(line, "file names in the log")
-        return bool(finished or named or crashed)
 
     def scan_text(self, text: str, because: str) -> None:
         newer, older = _B2T25.search(text), _B2T24.search(text)

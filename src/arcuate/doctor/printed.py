@@ -1,19 +1,14 @@
-"""The printed output of trainers: lines with a counter and named numbers, among banners, warnings and tracebacks.
-
-Lines that differ only in their numbers have the same shape. The first line of each shape is parsed with general
-expressions, which shows the name of each number; further lines only supply other numbers.
-"""
+"""The printed output of trainers: lines with a counter and named numbers, among banners, warnings and tracebacks."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from arcuate.doctor.columns import HELD_OUT, METRICS, TRAIN, Facts, parse_name, split_words
 
 _MAX_LINE = 2000
 _EARLY = 3000  # lines that are searched for facts more thoroughly
-_MAX_SHAPES = 20_000  # shapes that are remembered
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 # Documents: diaries, READMEs and notes quote numbers with a step, but not as a series.
@@ -36,9 +31,6 @@ def is_document(lines: Sequence[str]) -> bool:
 # Lines with numbers.
 
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
-_NUMBERS = re.compile(
-    r"(?<![\w.])([-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|(?:nan|inf(?:inity)?)\b))", re.I
-)
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z][\w./-]*(?:[ ][A-Za-z][\w./-]*){0,3})\s*(?:\([^()]{0,24}\)|\[[^\[\]]{0,24}\])?[\"']?"
     rf"\s*[:=]\s*[\"']?(?P<number>{_NUMBER})(?![\w.:-]*[A-Za-z_]{{3}})(?P<percent>\s?%)?",
@@ -62,6 +54,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RELEVANT = re.compile(r"loss|\b\w{0,6}per(?![a-z]{2})|cer\b|wer\b|error.rate|batch|epoch|step|iter", re.I)
 _PER_TRIAL = re.compile(r"t1[0-9]\.20\d\d\.\d\d|\b(?:sample|trial|example|session|day)s?\b", re.I)
 _BEST = re.compile(r"\bbest\b", re.I)
+_EVALUATED = ("per", "wer", "loss")  # quantities of an evaluation on a line of its own
 _QUALIFIER = frozenset("train val ma max min best avg mean std ema test eval".split())
 
 
@@ -69,60 +62,22 @@ class _Number(NamedTuple):
     """A number in a line with its name."""
 
     name: str
-    start: int
-    stop: int
-    is_percent: bool
+    text: str  # with a percent sign if the line has one
     name_start: int
-
-
-class _Shape(NamedTuple):
-    """The names of the numbers of a line by their positions among its numbers."""
-
-    axes: tuple[tuple[str, int], ...]  # step and epoch
-    metrics: tuple[tuple[str, int, bool], ...]  # name, position, whether it is in per cent
-    split: str
+    stop: int
 
 
 def read_printed(blocks: Iterable[list[str]], facts: Facts) -> Iterator[dict[str, Any]]:
     """The rows of printed output; facts are extracted from the other lines."""
     context: dict[str, str] = {}  # the last counters, for evaluations printed on a line of their own
-    shapes: dict[tuple[str, ...], _Shape | None] = {}  # None: irrelevant
-    n_lines = 0
-    for line in (line for lines in blocks for line in lines if len(line) <= _MAX_LINE):
-        n_lines += 1
+    lines = (line for lines in blocks for line in lines if len(line) <= _MAX_LINE)
+    for n_lines, line in enumerate(lines):
         line = _ANSI.sub("", line) if "\x1b" in line else line
-        parts = _NUMBERS.split(line)
-        key = tuple(parts[::2])
-        if key in shapes:
-            if (shape := shapes[key]) is not None and (row := _row(shape, parts[1::2], context)):
-                yield row
-            continue
-        is_fact = facts.scan_line(line, n_lines < _EARLY)
-        messages = list(_messages(line)) if _RELEVANT.search(line) else []
-        for message in messages:
-            shape, numbers, is_known = _parse_line(message, facts, context)
-            if shape is not None and (row := _row(shape, numbers, context)):
-                yield row
-            is_fact = is_fact or not is_known
-        if not is_fact and len(messages) < 2 and len(shapes) < _MAX_SHAPES:
-            shapes[key] = shape if messages else None
-
-
-def _row(shape: _Shape, numbers: Sequence[str], context: dict[str, str]) -> dict[str, Any] | None:
-    """The row of a line; one without a counter, or with the epoch only, belongs to the counters before it."""
-    counters = {name: numbers[i].replace(",", "") for name, i in shape.axes}
-    values = {name: numbers[i] + "%" * is_percent for name, i, is_percent in shape.metrics}
-    if not counters:
-        return (
-            {**{f"carried {name}": v for name, v in values.items()}, **context, "split": shape.split}
-            if context
-            else None
-        )
-    if "step" not in counters and "step" in context and float(counters["epoch"]) == float(context.get("epoch", -1)):
-        counters["step"] = context["step"]
-    context.clear()
-    context.update(counters)
-    return {**counters, **values, "split": shape.split} if values else None
+        messages = _messages(line) if _RELEVANT.search(line) else ()
+        rows = [row for message in messages if (row := _read_message(message, facts, context))]
+        if not rows or n_lines < _EARLY:
+            facts.scan_line(line, n_lines < _EARLY)
+        yield from rows
 
 
 def _messages(line: str) -> Iterator[str]:
@@ -135,35 +90,32 @@ def _messages(line: str) -> Iterator[str]:
         yield line[start:stop]
 
 
-def _parse_line(line: str, facts: Facts, context: Mapping[str, str]) -> tuple[_Shape | None, list[str], bool]:
-    """The shape of a line, its numbers, and whether the shape fits all lines that differ only in their numbers."""
+def _read_message(line: str, facts: Facts, context: dict[str, str]) -> dict[str, Any] | None:
+    """The row of a line; one without a counter, or with the epoch only, belongs to the counters before it."""
     step, epoch = _STEP.search(line), _EPOCH.search(line)
     if not step and not epoch:
         step = _POSITION.match(line)
     metrics = [n for n in _named_numbers(line) if parse_name(n.name).quantity in METRICS]
-    used = {n.stop for n in metrics}
-    axes = [(name, found) for name, found in (("step", step), ("epoch", epoch)) if found and found.end(1) not in used]
-    if step and step[2] and not epoch and "epoch" not in context:  # within an epoch it is not the length of the run
+    facts.has_epochs = facts.has_epochs or epoch is not None
+    if step and step[2] and not facts.has_epochs:  # within an epoch it is not the length of the run
         facts.set_planned(step[2].replace(",", ""), "stated beside the counter")
+    used = {n.stop for n in metrics}
+    axes = {name: found for name, found in (("step", step), ("epoch", epoch)) if found and found.end(1) not in used}
+    counters = {name: found[1].replace(",", "") for name, found in axes.items()}
     before = line[: metrics[0].name_start] if metrics else line
-    if axes:
-        metrics = [] if _PER_TRIAL.search(before) and not step else metrics
-    elif _PER_TRIAL.search(line) or _BEST.search(line):
+    if _PER_TRIAL.search(before if counters else line) and not (counters and step):
         metrics = []
-    else:
-        metrics = [n for n in metrics if parse_name(n.name).quantity in ("per", "wer", "loss")]
-    if not axes and not metrics:
-        return None, [], True
     words = [word for word in split_words(before) if word in TRAIN or word in HELD_OUT]
     split = ("train" if words[-1] in TRAIN else "val") if words else ""
-    spans = [found.span(1) for _, found in axes] + [(n.start, n.stop) for n in metrics]
-    found = {m.span(1): i for i, m in enumerate(_NUMBERS.finditer(line))}
-    is_known = all(span in found for span in spans)
-    numbers = _NUMBERS.split(line)[1::2] if is_known else [line[start:stop] for start, stop in spans]
-    at = [found[span] for span in spans] if is_known else list(range(len(spans)))
-    named = tuple((n.name, i, n.is_percent) for n, i in zip(metrics, at[len(axes) :], strict=True))
-    counters = tuple((name, i) for (name, _), i in zip(axes, at[: len(axes)], strict=True))
-    return _Shape(counters, named, split), numbers, is_known
+    if not counters:
+        metrics = [] if _BEST.search(line) else metrics
+        carried = {f"carried {n.name}": n.text for n in metrics if parse_name(n.name).quantity in _EVALUATED}
+        return {**carried, **context, "split": split} if carried and context else None
+    if "step" not in counters and "step" in context and float(counters["epoch"]) == float(context.get("epoch", -1)):
+        counters["step"] = context["step"]
+    context.clear()
+    context.update(counters)
+    return {**counters, **{n.name: n.text for n in metrics}, "split": split} if metrics else None
 
 
 def _named_numbers(line: str) -> list[_Number]:
@@ -177,6 +129,6 @@ def _named_numbers(line: str) -> list[_Number]:
             name = f"{before}_{name}"
         else:
             before = name
-        span = match.span("number")
-        found.setdefault(name, _Number(name, *span, bool(match["percent"]), match.start("name")))
+        text = match["number"] + "%" * bool(match["percent"])
+        found.setdefault(name, _Number(name, text, match.start("name"), match.end("number")))
     return list(found.values())
