@@ -40,7 +40,7 @@ def character_run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) 
     """A store of characters and a run trained on it for a few steps, with what the command line prints in train.txt."""
     folder = tmp_path_factory.mktemp("characters")
     prepare(cohort_store.parent / "source", folder / "store", targets="characters")
-    overrides = ["train.steps=6", "train.validate_every=3", "encoder.width=24", "validate.words=true"]
+    overrides = ["train.steps=6", "train.validate_every=3", "encoder.width=24", "validate.lm=default"]
     with err.capture() as printed:
         train("tiny", folder / "store", folder / "run", overrides=overrides, callbacks=[TrainingDisplay()])
     (folder / "train.txt").write_text(printed.get(), "utf-8")

@@ -245,8 +245,8 @@ def test_every_answer_is_a_setting() -> None:
 
 def test_purpose_and_target_belong_to_one_recipe(tmp_path: Path) -> None:
     run = load_recipe("diary-run11")
-    assert "plateau" in run.purpose and run.target is not None and run.target.per == 0.3
+    assert "plateau" in run.purpose and run.target.per == 0.3
     (tmp_path / "mine.yaml").write_text("extends: diary-run11\n")
     mine = load_recipe(tmp_path / "mine.yaml")
-    assert (mine.purpose, mine.target, mine.notes) == ("", None, "")
+    assert (mine.purpose, mine.target.rates, mine.notes) == ("", {}, "")
     assert mine.schedule == run.schedule

@@ -59,11 +59,11 @@ def test_changes_are_the_values_of_the_written_recipes() -> None:
 
 
 def test_a_change_has_a_path_and_both_values() -> None:
-    changed = load_recipe("b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.words=true"])
+    changed = load_recipe("b2t25-gru", ["train.steps=7", "optimizer.betas=[0.8, 0.9]", "validate.lm=default"])
     assert diff_recipes(load_recipe("b2t25-gru"), changed) == [
         Change("optimizer.betas", [0.9, 0.999], [0.8, 0.9]),
         Change("train.steps", 120000, 7),
-        Change("validate.words", False, True),
+        Change("validate.lm", "none", "default"),
     ]
 
 

@@ -22,7 +22,7 @@ SMALL = [
     *("encoder.width=8", "encoder.depth=1", "data.batching.batch_size=4", "front_end.patch={bins: 8, stride: 8}"),
     *("train.steps=6", "train.log_every=2", "train.validate_every=2", "train.checkpoint_every=3"),
 ]
-WORDS = ["validate.words=true", f"validate.lm={GOLDEN / 'words.alm'}"]
+WORDS = [f"validate.lm={GOLDEN / 'words.alm'}"]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_best_validation(by: Any, new: Best, improves: bool) -> None:
 
 
 def test_selection_by_wer_needs_words() -> None:
-    with pytest.raises(UserError, match=r"validate\.words=true"):
+    with pytest.raises(UserError, match=r"validate\.lm=default"):
         load_recipe("tiny", ["train.select_by=wer"])
 
 
@@ -122,11 +122,11 @@ def test_words_need_reference_texts(cohort_store: Path) -> None:
     trials = [t for t in Store.open(cohort_store).trials if t.split == "val"]
     object.__setattr__(trials[0], "text", None)
     with pytest.raises(UserError, match="reference texts"):
-        open_word_search(load_recipe("tiny", ["validate.words=true"]), trials[:1], CLASSES)
+        open_word_search(load_recipe("tiny", ["validate.lm=default"]), trials[:1], CLASSES)
 
 
 def test_missing_language_model_is_reported_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, "validate.words=true", "validate.lm=nowhere.alm"]
+    overrides = [*SMALL, "validate.lm=nowhere.alm"]
     with pytest.raises(UserError, match=r"nowhere\.alm"):
         train("tiny", cohort_store, tmp_path / "run", overrides=overrides)
     assert not (tmp_path / "run").exists()
@@ -155,7 +155,6 @@ BOTH = ["transducer.enabled=true", "transducer.width=8"]
     [
         ([], ["ctc"] * 3),
         (BOTH, ["both"] * 3),
-        ([*BOTH, "validate.head=ctc"], ["ctc"] * 3),
         (
             [
                 *BOTH,
@@ -183,8 +182,3 @@ def test_validation_by_both_heads_agrees_with_decode(cohort_store: Path, tmp_pat
     texts = {t.reference.id: t.text for t in decoded.transcripts}
     for row in read_jsonl(run.predictions_file):
         assert row["decoded_text"] == texts[row["trial"]]
-
-
-def test_both_heads_need_a_transducer() -> None:
-    with pytest.raises(UserError, match=r"transducer\.enabled=true"):
-        load_recipe("tiny", ["validate.words=true", "validate.head=both"])

@@ -297,7 +297,7 @@ def test_run_of_the_recipe_it_extends_is_the_parent_before_a_similar_one(tmp_pat
     ("before", "after"),
     [
         (["transducer.width=64"], []),
-        (["validate.lm=other"], ["validate.lm=default"]),
+        (["validate.lm=other"], ["validate.lm=none"]),
         (["augment.time_masks.probability=0.5"], []),
     ],
 )
@@ -313,15 +313,15 @@ def test_precision_that_falls_back_is_not_a_change(tmp_path: Path) -> None:
 
 
 def test_diary_says_whether_targets_were_met(tmp_path: Path) -> None:
-    target = "target={per: 0.3, by_step: 500}"
+    target = "target.per=0.3"
     make_run(tmp_path / "good", ["purpose=Lower noise should help", target], per=0.2, minute=0)
     make_run(tmp_path / "bad", [target], per=0.5, minute=1)
-    early = make_run(tmp_path / "early", ["target={per: 0.01}"], per=0.5, minute=2)
+    early = make_run(tmp_path / "early", ["target.per=0.01"], per=0.5, minute=2)
     early.metrics_file.write_text("".join(early.metrics_file.read_text().splitlines(keepends=True)[:20]))
     text, rows = write_ledger(tmp_path, diagnose=diagnose), rows_of(tmp_path)
     assert [rows[name]["target"]["status"] for name in ("good", "bad", "early")] == ["met", "missed", "open"]
     assert "**Purpose:** Lower noise should help." in text
-    assert "PER ≤ 30.0 % by step 500: **met**" in text and "**missed** (best PER" in text
+    assert "PER ≤ 30.0 %: **met**" in text and "**missed** (best PER" in text
     assert "**open, the run is not finished**" in text
 
 

@@ -84,7 +84,7 @@ def test_plateau_equals_reduce_lr_on_plateau() -> None:
         (["runtime.device=cpu", "runtime.compile=true"], ["compile", "device"]),
         (["guard.adaptive={threshold: 10, min_lr: 0.1}"], ["guard.adaptive.min_lr", "0.003"]),
         (["ema.decay=0.9", "train.steps=0"], ["train.steps"]),
-        (["loss.ctc.weight=0", "train.select_by=wer"], ["nothing would be learnt", "validate.words"]),
+        (["loss.ctc.weight=0", "train.select_by=wer"], ["nothing would be learnt", "validate.lm"]),
     ],
 )
 def test_mistakes_name_the_settings(overrides: list[str], words: list[str]) -> None:

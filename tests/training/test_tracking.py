@@ -124,11 +124,9 @@ def test_missing_package_is_reported(
         track = load_recipe("tiny", [f"track.{tracker}.enabled=true"]).track
         with pytest.raises(UserError, match=r"pip install 'arcuate\[track\]'"):
             check_trackers(track)
-    off = load_recipe("tiny", ["track.wandb.enabled=true", "track.wandb.mode=disabled"]).track
-    check_trackers(off)
 
 
-@pytest.mark.parametrize("bad", ["track.wandb.mode=sometimes", "track.wandb.project=''", "track.tensorbord=1"])
+@pytest.mark.parametrize("bad", ["track.wandb.project=''", "track.tensorbord=1"])
 def test_invalid_settings_are_rejected(bad: str) -> None:
     with pytest.raises(UserError, match="track"):
         load_recipe("tiny", [bad])
@@ -224,12 +222,13 @@ def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     found = pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_SERVICE", raising=False)  # commands started by a test have a service of their own
     return found
 
 
 def open_wandb(run: Run, *overrides: str) -> CallbackList:
-    more = ["track.wandb.enabled=true", "track.wandb.mode=offline", *overrides]
+    more = ["track.wandb.enabled=true", *overrides]
     return CallbackList(*make_trackers(load_recipe("tiny", more), run, 0))
 
 
@@ -347,7 +346,7 @@ def test_training_continues_if_the_wandb_service_dies(run: Run, wandb: Any) -> N
 def test_both_trackers_over_an_interrupted_run(cohort_store: Path, tmp_path: Path, wandb: Any) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     run = tmp_path / "run"
-    track = ["track.tensorboard.enabled=true", "track.wandb.enabled=true", "track.wandb.mode=offline"]
+    track = ["track.tensorboard.enabled=true", "track.wandb.enabled=true"]
     long = [*FEW, "train.checkpoint_every=2"]
     command = ["train", "tiny", "--data", str(cohort_store), "--run", str(run), *long, *track]
     process = start(*command, stderr=subprocess.DEVNULL)
@@ -385,8 +384,8 @@ def assert_no_transcripts(store: Path, run: Path) -> None:
 
 
 def test_misspelt_tracker_setting_is_rejected_before_writing(cohort_store: Path, tmp_path: Path) -> None:
-    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "track.wandb.mod=offline")
-    assert_refused(done, "track.wandb.mode")
+    done = arcuate("train", "tiny", "--data", cohort_store, "--run", tmp_path / "r", "track.wandb.projet=mine")
+    assert_refused(done, "track.wandb.project")
     assert not (tmp_path / "r").exists()
 
 
@@ -404,12 +403,11 @@ def test_wandb_has_all_stages_of_a_curriculum(cohort_store: Path, tmp_path: Path
             "data.batching.batch_size=4",
             "train.log_every=2",
             "train.validate_every=4",
-            "track.wandb.mode=offline",
         ),
         *(f"stages.{i}.steps=4" for i in range(4)),
     ]
     asked = ["train", "mode-ssm-small", "--data", cohort_store, "--run", tmp_path / "run", *small]
-    words = ["validate.words=true", f"validate.lm={Path(__file__).parents[1] / 'golden' / 'words.alm'}"]
+    words = [f"validate.lm={Path(__file__).parents[1] / 'golden' / 'words.alm'}"]
     done = arcuate(*asked, *words, "track.wandb.enabled=true")
     assert done.returncode == 0, done.stderr
     rows = history(tmp_path / "run")

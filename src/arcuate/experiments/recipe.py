@@ -46,7 +46,7 @@ class _Identity(Settings):
     extends: str | None = Field(None, description="Recipe that this one inherits from.")
     summary: str = Field("", description="One line for `arcuate recipes list`.")
     purpose: str = Field("", max_length=1000, description="Purpose of the run: the question it is meant to answer.")
-    target: Target | None = Field(None, description="Success criteria of the run; null = none.")
+    target: Target = Target()
     notes: str = Field("", description="Free text.")
 
 

@@ -9,22 +9,18 @@ from pydantic import Field, model_validator
 from arcuate.config import Settings
 from arcuate.files import fields_to_dict
 from arcuate.progress import percent
-from arcuate.training.schedule import Steps
 
 _RATES = ("per", "wer")
 
 
 class Target(Settings):
-    """Success criteria of the run: all given error rates must be reached in the same validation, by step `by_step`."""
+    """Success criteria of the run: all given error rates must be reached in the same validation."""
 
     per: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation PER, as a fraction; null = none.")
     wer: float | None = Field(None, gt=0.0, le=100.0, description="Maximum validation WER, as a fraction; null = none.")
-    by_step: Steps | None = Field(None, description="Step by which the target must be met; null = the end of the run.")
 
     @model_validator(mode="after")
-    def _has_a_criterion(self) -> "Target":
-        if not self.rates:
-            raise ValueError("a target needs an error rate; set target.per or target.wer, or target to null")
+    def _are_fractions(self) -> "Target":
         for name, rate in self.rates.items():
             if rate >= 1:
                 raise ValueError(f"{name} is a fraction below 1, got {rate:g}; for {rate:g} % use {rate / 100:g}")
@@ -37,8 +33,7 @@ class Target(Settings):
 
     def text(self, rate_name: str = "PER") -> str:
         """The criteria in words; `rate_name` is what `per` is called: PER, or CER for characters."""
-        limits = " and ".join(f"{_shown(n, rate_name)} ≤ {percent(rate)}" for n, rate in self.rates.items())
-        return limits + ("" if self.by_step is None else f" by step {self.by_step:,}")
+        return " and ".join(f"{_shown(n, rate_name)} ≤ {percent(rate)}" for n, rate in self.rates.items())
 
 
 @dataclass(frozen=True)
@@ -60,17 +55,14 @@ def judge_target(
 
     `rate_name` is what `per` is called in the text: PER, or CER for characters.
     """
-    limit = target.by_step
-    known = [row for row in rows if all(_rate(row, name) is not None for name in target.rates)]
-    counted = [row for row in known if limit is None or int(row["step"]) <= limit]
-    for row in counted:
-        if all((_rate(row, name) or 0.0) <= rate for name, rate in target.rates.items()):
+    measured = [(row, [_rate(row, name) for name in target.rates]) for row in rows]
+    known = [(row, [rate for rate in rates if rate is not None]) for row, rates in measured if None not in rates]
+    for row, rates in known:
+        if all(rate <= limit for rate, limit in zip(rates, target.rates.values(), strict=True)):
             return TargetOutcome("met", int(row["step"]), _rates_text(target, row, rate_name))
-    best = min(counted, key=lambda row: [_rate(row, name) or 0.0 for name in target.rates], default=None)
-    so_far = "not measured" if best is None else f"best {_rates_text(target, best, rate_name)}"
-    if ended or (limit is not None and any(int(row["step"]) >= limit for row in known)):
-        return TargetOutcome("missed", None, so_far)
-    return TargetOutcome("open", None, so_far)
+    best = min(known, key=lambda found: found[1], default=None)
+    so_far = "not measured" if best is None else f"best {_rates_text(target, best[0], rate_name)}"
+    return TargetOutcome("missed" if ended else "open", None, so_far)
 
 
 def _rate(row: Mapping[str, Any], name: str) -> float | None:
@@ -85,19 +77,3 @@ def _rates_text(target: Target, row: Mapping[str, Any], rate_name: str) -> str:
 
 def _shown(name: str, rate_name: str) -> str:
     return rate_name if name == "per" else name.upper()
-
-
-def find_impossible_target(target: Target, steps: int, validate_every: int, words: bool) -> str | None:
-    """Reason why no validation of the planned run can decide the target; None if one can."""
-    if "wer" in target.rates and not words:
-        return (
-            f"the target {target.text()} is not checked during training, because validations do not decode words; set"
-            " validate.words=true"
-        )
-    first = min(steps, validate_every)
-    if target.by_step is not None and target.by_step < first:
-        return (
-            f"the target {target.text()} cannot be met: the first validation is at step {first:,}; lower"
-            " train.validate_every, or raise target.by_step"
-        )
-    return None

@@ -27,7 +27,7 @@ from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.seeds import SeedRun, SeedsResult, plan_seeds, train_seeds
-from arcuate.experiments.targets import TargetOutcome, find_impossible_target, judge_target
+from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
@@ -75,7 +75,7 @@ class TrainResult:
     steps: int  # completed, or planned by a dry run
     selected_on: str  # split that checkpoints are selected on
     best_per: float | None = None
-    best_wer: float | None = None  # at the same step, with validate.words
+    best_wer: float | None = None  # at the same step, with validate.lm
     best_step: int | None = None
     rewinds: int = 0
     target: TargetOutcome | None = None  # None: the recipe states none
@@ -370,13 +370,11 @@ def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) 
         logger.info(setup.precision.note)
     if recipe.purpose:
         logger.info(f"purpose: {recipe.purpose}")
-    if recipe.target is not None:
-        logger.info(f"target: {recipe.target.text(error_rate_name(setup.store.classes))}")
-        train = recipe.train
-        if impossible := find_impossible_target(
-            recipe.target, train.steps, train.validate_every, recipe.validate_.words
-        ):
-            logger.warning(impossible)
+    if recipe.target.rates:
+        text = recipe.target.text(error_rate_name(setup.store.classes))
+        logger.info(f"target: {text}")
+        if recipe.target.wer is not None and recipe.validate_.lm == "none":
+            logger.warning(f"the target {text} needs validations that decode words; set validate.lm=default")
     for warning in find_ineffective_settings(recipe, bool(selection.validation), machine.device.type):
         logger.warning(warning)
     if (steps := expected(recipe, setup.n_parameters)).reason:
@@ -513,13 +511,13 @@ def _log_outcome(setup: _Setup, result: TrainResult) -> None:
             f"best {result.selected_on} {name} {percent(result.best_per)}{wer} at step {result.best_step};"
             f" {result.seconds:.0f} s in total"
         )
-    if result.target is not None and result.recipe.target is not None:
+    if result.target is not None:
         logger.info(f"target {result.target.status}: {result.recipe.target.text(name)}; {result.target.text}")
     logger.info(f"{run.path} is complete; next: arcuate evaluate {run.path}")
 
 
 def _judge(recipe: Recipe, run: Run, ended: bool) -> TargetOutcome | None:
-    if recipe.target is None:
+    if not recipe.target.rates:
         return None
     rows = [row for row in run.metrics() if row.get("split") != "train"]
     return judge_target(recipe.target, rows, ended, run_rate_name(run))

@@ -55,12 +55,11 @@ def open_word_search(
     config: TrainingConfig, trials: Sequence[TrialInfo], classes: tuple[str, ...]
 ) -> ValidationWords | None:
     """Open the word search of the validation settings; None if words are not decoded."""
-    if not config.validate_.words or not trials:
+    if config.validate_.lm == "none" or not trials:
         return None
     if not any(trial.text for trial in trials):
         raise UserError(
-            "validate.words=true needs reference texts, but none of the validation trials has one; set"
-            " validate.words=false"
+            "validate.lm needs reference texts, but none of the validation trials has one; set validate.lm=none"
         )
     options = SearchOptions(lm=config.validate_.lm, lexicon=config.validate_.lexicon)
     return ValidationWords(load_search(classes, options))

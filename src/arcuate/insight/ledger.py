@@ -272,7 +272,7 @@ def _stated_purpose(recipe: Recipe) -> str:
 def _target_text(entry: RunEntry) -> str:
     """Whether the run met its target; empty if it states none."""
     outcome = entry.target
-    if outcome is None or entry.recipe is None or entry.recipe.target is None:
+    if outcome is None or entry.recipe is None:
         return ""
     status = "open, the run is not finished" if outcome.status == "open" else outcome.status
     return f"**Target:** {entry.recipe.target.text(entry.rate_name)}: **{status}** ({outcome.text}).\n\n"

@@ -22,8 +22,7 @@ _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
 _EXECUTION_SETTINGS = (
     *("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every", "optimizer.fused"),
-    *("validate.batch_size", "validate.predictions", "validate.words", "validate.lexicon", "validate.lm"),
-    *("validate.weights", "validate.head"),
+    *("validate.lexicon", "validate.lm"),
 )
 SEED_SETTINGS = ("train.seed", "data.seed")
 
@@ -39,7 +38,7 @@ class LogSummary:
     best_step: int | None = None
     last_per: float | None = None
     seconds: float | None = None
-    best_wer: float | None = None  # lowest WER of any validation, with validate.words
+    best_wer: float | None = None  # lowest WER of any validation, with validate.lm
     validations: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # rows of the log
 
 
@@ -146,7 +145,7 @@ class RunEntry:
     @property
     def target(self) -> TargetOutcome | None:
         """Whether the run met the target that it states."""
-        if self.recipe is None or self.recipe.target is None:
+        if self.recipe is None or not self.recipe.target.rates:
             return None
         rows = [*self.logged.validations, *self._decoded_rows]
         return judge_target(self.recipe.target, rows, self.unfinished is None, self.rate_name)

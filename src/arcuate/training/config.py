@@ -147,7 +147,7 @@ class Train(Settings):
     select_by: Literal["per", "wer"] = Field(
         "per",
         description="Validation error rate that selects the best checkpoint and controls plateau schedules and the"
-        " patience of stages; `wer` needs validate.words.",
+        " patience of stages; `wer` needs validate.lm.",
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=1_000_000, description="Number of latest checkpoints to keep, in addition to the best."
@@ -164,13 +164,10 @@ class Validate(Settings):
     search: Literal["greedy", "beam"] = Field(
         "greedy", description="Phoneme search; `beam` is a prefix beam search, which sums over alignments."
     )
-    words: bool = Field(False, description="Also decode to words, with lexicon and language model, and log the WER.")
-    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon, if `words` is on.")
-    lm: str = Field("default", min_length=1, description="Language model, if `words` is on.")
-    head: Literal["auto", "ctc", "both"] = Field(
-        "auto",
-        description="Output heads for the word search; `auto` = both once the transducer has been trained, else ctc.",
+    lm: str = Field(
+        "none", min_length=1, description="Language model with which the WER is measured: default, a file, or none."
     )
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search.")
 
 
 class TensorBoard(Settings):
@@ -188,9 +185,6 @@ class Wandb(Settings):
     run_name: _Name | None = Field(None, description="Displayed name; null = the name of the run folder.")
     tags: tuple[_Tag, ...] = Field((), description="Tags of the run.")
     notes: str = Field("", description="Notes on the run.")
-    mode: Literal["online", "offline", "disabled"] = Field(
-        "online", description="`offline`: nothing is sent until `wandb sync`; `disabled`: as if not enabled."
-    )
 
 
 class Track(Settings):
@@ -261,10 +255,8 @@ def _find_contradictions(config: TrainingConfig) -> Iterator[str]:
             f"train.precision.kind=fp16 needs CUDA, but runtime.device is {config.runtime.device};"
             " set train.precision.kind=fp32 or runtime.device=cuda"
         )
-    if config.train.select_by == "wer" and not config.validate_.words:
-        yield "train.select_by=wer needs the WER of validations; set validate.words=true, or train.select_by=per"
-    if config.validate_.head == "both" and not config.transducer.enabled:
-        yield "validate.head=both needs a transducer; set transducer.enabled=true, or validate.head=ctc"
+    if config.train.select_by == "wer" and config.validate_.lm == "none":
+        yield "train.select_by=wer needs the WER of validations; set validate.lm=default, or train.select_by=per"
     if max(config.loss.intermediate.layers, default=0) >= (depth := config.encoder.depth):
         yield f"loss.intermediate.layers must name layers 1 to {depth - 1} of this encoder of depth {depth}"
     adaptive = config.guard.adaptive

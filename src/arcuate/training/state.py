@@ -68,10 +68,8 @@ class TrainingState:
 
     @property
     def decodes_words_by_both_heads(self) -> bool:
-        """Whether validations decode words with the transducer too: by default as soon as it has been trained."""
-        recipe, head = self.recipe, self.recipe.validate_.head
-        if head != "auto":
-            return head == "both"
+        """Whether validations decode words with the transducer too: as soon as it has been trained."""
+        recipe = self.recipe
         trained = transducer_was_trained(recipe.loss, recipe.stages, self.progress.curriculum.index + 1)
         return recipe.transducer.enabled and trained
 

@@ -1,6 +1,7 @@
 """Trackers of metrics during training: TensorBoard and Weights & Biases."""
 
 import math
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +167,7 @@ def _enabled_packages(track: Track) -> dict[str, str]:
     packages = {}
     if track.tensorboard.enabled:
         packages["tensorboard"] = "track.tensorboard.enabled"
-    if track.wandb.enabled and track.wandb.mode != "disabled":
+    if track.wandb.enabled:
         packages["wandb"] = "track.wandb.enabled"
     return packages
 
@@ -215,7 +216,7 @@ class WandbBackend:
 
     def __init__(self, run: Run, recipe: TrainingConfig) -> None:
         settings = recipe.track.wandb
-        self._offline = settings.mode == "offline"
+        self._offline = os.environ.get("WANDB_MODE") == "offline"
         self._folder = run.path.resolve() / "wandb"
         self._file = self._folder / "arcuate.json"
         known: dict[str, Any] = read_json(self._file) if self._file.exists() else {}
@@ -273,7 +274,6 @@ def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offlin
             id=run_id,
             resume="allow",
             reinit="create_new",
-            mode="offline" if offline else "online",
             project=settings.project,
             entity=settings.entity,
             name=settings.run_name or run.name,
@@ -285,8 +285,8 @@ def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offlin
         )
     except (wandb.Error, OSError) as error:
         raise UserError(
-            f"Weights & Biases could not be started ({error}); fix the cause, or set track.wandb.mode=offline or"
-            f" track.wandb.enabled=false, and continue with --resume"
+            f"Weights & Biases could not be started ({error}); fix the cause, or set WANDB_MODE=offline in the"
+            " environment or track.wandb.enabled=false, and continue with --resume"
         ) from None
     wandb_run.define_metric("step")
     wandb_run.define_metric("*", step_metric="step")
