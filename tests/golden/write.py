@@ -65,7 +65,6 @@ def write_runs() -> dict[str, TrainResult]:
     settings = Calibration(steps=30, other_lr_factor=0.2)
     arcuate.calibrate("run", "store", "t15.2023.08.24", out="run-calibrated", sentences=6, curve=(), settings=settings)
     for name in ("run", "run-calibrated", "run-interrupted", "run-ssm", "run-stopped"):
-        Path(name, "MODEL_CARD.md").unlink(missing_ok=True)
         file = Path(name, "environment.json")
         file.write_text(file.read_text("utf-8").replace(f"{Path.cwd()}{os.sep}", ""), encoding="utf-8")
     return {"run-interrupted": resumed, "run-ssm": staged}

@@ -13,7 +13,7 @@ def card(
     run: ModelPath,
     licence: Annotated[
         str | None,
-        typer.Option("--license", help="Licence identifier, such as cc-by-4.0; kept when the card is rewritten."),
+        typer.Option("--license", help="Licence identifier, such as cc-by-4.0."),
     ] = None,
     force: Force = False,
     as_json: Json = False,

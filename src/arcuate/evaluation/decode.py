@@ -12,7 +12,6 @@ from arcuate.decoding.load import choose_head, export_head, load, load_search, s
 from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.transducer import TransducerHead, require_transducer
 from arcuate.errors import UserError
-from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.transcribe import (
     Reference,
@@ -267,7 +266,6 @@ def _keep_in_run(run: Run, split: str, checkpoint: Path, transcription: Transcri
     with atomic_group(*files) as (rows_file, summary_file):
         write_jsonl(rows_file, transcription.rows())
         write_json(summary_file, transcription.to_dict() | origin)
-    refresh_card(run)
 
 
 def open_task(

@@ -19,7 +19,6 @@ from arcuate.decoding.load import choose_head
 from arcuate.decoding.transducer import TRANSDUCER_BEAM
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptationSummary, adapt_sessions, summarise_adaptation
-from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import words_per_minute
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
@@ -256,7 +255,6 @@ def evaluate(
         scored.adaptation,
     )
     write_results(source.run, split, label, scored.results, evaluation.to_dict(), scored.store, evaluation.classes)
-    refresh_card(source.run)
     if scores is not None:
         write_frame_scores(scores, scored.results, evaluation.classes)
     return evaluation

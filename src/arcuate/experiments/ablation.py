@@ -15,7 +15,6 @@ from arcuate.config import Overrides, override_list, to_yaml_line
 from arcuate.data.selection import select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.seeds import seed_overrides
@@ -308,12 +307,9 @@ def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
 
 
 def _score(experiment: Experiment, cell: Cell) -> None:
-    card, summary = cell.run.card_file, cell.run.results_file(experiment.split, experiment.label, "json")
     if not is_scored(experiment, cell):
         scored = f"{cell.run.path}@{experiment.checkpoint}"
         evaluate(scored, split=experiment.split, data=experiment.data, label=experiment.label)
-    elif not card.is_file() or card.stat().st_mtime_ns < summary.stat().st_mtime_ns:
-        refresh_card(cell.run)  # the process was killed between results and card
 
 
 def overview(experiment: Experiment) -> list[dict[str, Any]]:

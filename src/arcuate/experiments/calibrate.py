@@ -23,7 +23,6 @@ from arcuate.data.selection import select
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between, nearest_session
 from arcuate.errors import UserError
-from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.evaluate import ModelSource, find_source
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.significance import bootstrap_interval, score_difference
@@ -256,7 +255,6 @@ def _calibrate(plan: _Plan, stop: Stop, progress: Progress | None) -> Calibratio
             return None
         result, finished = replace(plan.setup, curve=tuple(points)), Run(temporary / "last")
         write_json(finished.calibration_file, result.to_dict())
-        refresh_card(finished, path.name)
         # The run folder contains nothing but the lock, which is held and moves along.
         plan.setup.run.lock_file.rename(finished.lock_file)
         finished.path.rename(path)

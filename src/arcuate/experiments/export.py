@@ -162,7 +162,7 @@ def _export_model(
     progress: Progress | None,
 ) -> ExportResult:
     from arcuate.decoding.load import choose_head, load_search
-    from arcuate.evaluation.card import describe_run
+    from arcuate.evaluation.card import run_card
     from arcuate.models.io import load_model
 
     _check_target(path)
@@ -182,7 +182,7 @@ def _export_model(
     if run.environment_file.is_file():
         origin["data"] = {key: run.data().get(key) for key in ("layout", "features")}
     head = choose_head(checkpoint, model.transducer is not None, options.head)
-    card = describe_run(run, which, licence).markdown()
+    card = run_card(run, which, licence)
     layout, n_bytes = write_export(path, model, search, session, int8, head, origin, progress, card)
     return ExportResult(
         path,

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from arcuate.errors import UserError
-from arcuate.evaluation.card import card_metadata, describe_run, exported_card, is_generated, read_card
+from arcuate.evaluation.card import exported_card, run_card
 from arcuate.exported.file import METADATA, is_export, open_archive
 from arcuate.files import fields_to_dict, read_json, write_json
 from arcuate.hub import CARD_FILE, PREFIX, HubName, hub_client, parse_name
@@ -116,15 +116,7 @@ def _copy_run(run: Run, folder: Path, name: HubName, checkpoint: str, licence: s
         values = {key: value for key, value in read_json(summary).items() if key != "out"}
         (folder / "results").mkdir(exist_ok=True)
         write_json(folder / "results" / summary.name, _publishable(values))
-    (folder / CARD_FILE).write_text(_card(run, name, checkpoint, licence), "utf-8")
-
-
-def _card(run: Run, name: HubName, checkpoint: str, licence: str | None) -> str:
-    """The card with the address of the repository; one that the user wrote is uploaded as it is."""
-    if run.card_file.exists() and not is_generated(text := read_card(run.card_file)):
-        card_metadata(text, str(run.card_file))
-        return text
-    return describe_run(run, checkpoint, licence, address=str(name)).markdown()
+    (folder / CARD_FILE).write_text(run_card(run, checkpoint, licence, address=str(name)), "utf-8")
 
 
 def _publishable(value: Any) -> Any:

@@ -23,7 +23,6 @@ from arcuate.data.config import BucketedBatching, SessionBatching
 from arcuate.data.selection import Selection, select
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.evaluation.card import refresh_card
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.seeds import SeedRun, SeedsResult, plan_seeds, train_seeds
@@ -424,8 +423,6 @@ def _train(
         if training.is_finished:
             if distributed.is_main:
                 logger.info(f"{setup.run.path} is complete: {training.progress.step} steps")
-                if not setup.run.card_file.exists():  # killed before it was written
-                    refresh_card(setup.run)
             return setup.outcome(training, 0.0, stop)
         _find_modes(setup, training, progress)
         return _run_loop(setup, training, callbacks, stop, progress)
@@ -492,7 +489,6 @@ def _run_loop(
         train_loop(training, batches, validate, device, callback, stop, encode, distributed)
     result = setup.outcome(training, time.perf_counter() - started, stop)
     if distributed.is_main:
-        refresh_card(setup.run)
         _log_outcome(setup, result)
     return result
 
