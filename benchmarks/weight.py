@@ -83,25 +83,21 @@ def _leaves(value: Any, name: str) -> Iterator[str]:
 
 def commands_and_options() -> tuple[list[str], list[str]]:
     """Commands, a group counting as one, and the options of all of them without --help, --json and --version."""
-    import typer.main
+    from arcuate.cli.commands import COMMANDS, make_app
 
-    from arcuate.cli import app
-
-    group: Any = typer.main.get_command(app)
-    options: list[str] = []
-
-    def visit(command: Any, path: str) -> None:
-        for parameter in command.params:
-            names = [name for name in parameter.opts if name.startswith("--")]
-            if names and not {"--help", "--json", "--version", "--install-completion", "--show-completion"} & set(
-                names
-            ):
-                options.append(f"{path} {names[0]}")
-        for name, inner in getattr(command, "commands", {}).items():
-            visit(inner, f"{path} {name}".strip())
-
-    visit(group, "")
-    return sorted(group.commands), options
+    app, options = make_app(), ["--allow-code", "--slurm"]
+    for name in COMMANDS:
+        command = app
+        for word in name.split():
+            command = command[word]
+        names = [
+            argument.name
+            for argument in command.assemble_argument_collection(
+                default_parameter=app.default_parameter, parse_docstring=True
+            )
+        ]
+        options += [f"{name} {option}" for option in names if option.startswith("--")]
+    return sorted({name.split()[0] for name in COMMANDS}), options
 
 
 def long_signatures(paths: list[Path], limit: int = 8) -> list[str]:

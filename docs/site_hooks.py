@@ -45,57 +45,35 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def _plain(markup: str | None) -> str:
-    """Help text without rich's markup."""
-    return re.sub(r"\[/?(?:bold|dim|italic|)\]", "", markup or "").strip()
-
-
 def _commands() -> str:
-    import typer.main
+    from arcuate.cli.commands import GROUPS, make_app
 
-    from arcuate.cli import app
-
-    group = typer.main.get_command(app)
-    lines = ["# Commands", "", "Every command with its options, as printed by `arcuate COMMAND --help`.", ""]
-    rows = [row for row in _options(group) if "--version" not in row]
-    lines += ["Accepted by every command:", "", *_TABLE, *rows, ""]
-    _describe(group, "arcuate", lines, 2)
+    app = make_app()
+    lines = ["# Commands", "", "Every command with its options, as printed by `arcuate COMMAND --help`.", "", app.help]
+    for title, commands in GROUPS.items():
+        lines += [f"## {title}", ""]
+        for command in commands:
+            found = app
+            for word in command.name.split():
+                found = found[word]
+            lines += [f"### `arcuate {command.name}`", "", command.summary, "", "```sh"]
+            lines += [found.usage.removeprefix("Usage: "), "```", ""]
+            if rows := [
+                _option(argument)
+                for argument in found.assemble_argument_collection(
+                    default_parameter=app.default_parameter, parse_docstring=True
+                )
+                if argument.show
+            ]:
+                lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
-def _describe(command: Any, name: str, lines: list[str], level: int) -> None:
-    context = command.context_class(command, info_name=name)
-    children = getattr(command, "commands", None)
-    if name != "arcuate":
-        lines += [f"{'#' * min(level, 4)} `{name}`", "", _plain(command.help), ""]
-        if not children:
-            usage = " ".join(command.collect_usage_pieces(context))
-            lines += ["```sh", f"{name} {usage}", "```", ""]
-        rows = _options(command)
-        if rows and not children:
-            lines += [*_TABLE, *rows, ""]
-    if children:
-        for child in command.list_commands(context):
-            below = level if name == "arcuate" else level + 1
-            _describe(command.get_command(context, child), f"{name} {child}", lines, below)
-
-
-_TABLE = ("| option | meaning | default |", "|---|---|---|")
-
-
-def _options(command: Any) -> list[str]:
-    """A row of the table for each option and argument."""
-    rows = []
-    for parameter in command.params:
-        if getattr(parameter, "hidden", False) or parameter.name == "help":
-            continue
-        flags = " ".join((*parameter.opts, *parameter.secondary_opts))
-        if parameter.param_type_name == "argument":
-            flags = parameter.metavar or parameter.name.upper()
-        default = parameter.default
-        shown = "" if default is None or callable(default) or default in (False, [], ()) else f"`{default}`"
-        rows.append(f"| `{flags}` | {_escape(_plain(getattr(parameter, 'help', '')))} | {shown} |")
-    return rows
+def _option(argument: Any) -> str:
+    """A row of the table for an option or argument."""
+    default = argument.field_info.default
+    shown = "" if default in (None, False, (), argument.field_info.empty) else f"`{default}`"
+    return f"| `{' '.join(argument.names)}` | {_escape(argument.parameter.help or '')} | {shown} |"
 
 
 def _settings() -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from arcuate.cli.console import TrainingDisplay, err
-from arcuate.cli.doctor import print_diagnosis
-from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.show_results import print_evaluation
+from arcuate.cli.show_runs import print_diagnosis
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store

@@ -122,9 +122,8 @@ def test_page_and_json_without_torch(new_days: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(new_days / "store", store)
     code = (
-        "import sys\nfrom arcuate.cli import app\n"
-        f"app(['report', {str(store)!r}, '--json'],"
-        " standalone_mode=False)\n"
+        "import sys\nfrom arcuate.cli import run\n"
+        f"run(['report', {str(store)!r}, '--json'])\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -63,13 +63,7 @@ def test_too_many_open_files_are_not_reported_as_damage(tmp_path: Path) -> None:
     ],
 )
 def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
-    code = (
-        "import arcuate.cli\n"
-        "from arcuate.cli.app import app\n"
-        f"def flood(): {flood}\n"
-        "app.command('flood')(flood)\n"
-        "arcuate.cli.main()"
-    )
+    code = f"import arcuate.cli\ndef flood(words): {flood}\narcuate.cli.run = flood\narcuate.cli.main()"
     done = subprocess.run([sys.executable, "-c", code, "flood"], capture_output=True, text=True, check=False)
     assert_refused(done, "not enough memory")
 
@@ -87,11 +81,11 @@ def test_running_out_of_memory_is_one_sentence(flood: str) -> None:
 def test_a_full_or_unusable_gpu_has_a_remedy_of_its_own(
     error: RuntimeError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**options: object) -> None:
+    def fail(words: list[str]) -> None:
         raise error
 
-    for name in ("app", "_end_on_signals", "_replace_closed_streams", "show_log_messages"):
-        monkeypatch.setattr(cli, name, fail if name == "app" else lambda: None)
+    monkeypatch.setattr(cli, "run", fail)
+    monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     message = capsys.readouterr().err
@@ -101,10 +95,10 @@ def test_a_full_or_unusable_gpu_has_a_remedy_of_its_own(
 def test_without_a_temporary_folder_the_remedies_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(**options: object) -> None:
+    def fail(words: list[str]) -> None:
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "run", fail)
     monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
     with pytest.raises(SystemExit, match="2"):
         cli.main()
@@ -273,7 +267,7 @@ def test_a_path_that_cannot_exist_is_one_sentence(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as the path of a store in the environment.json of a run from elsewhere."""
-    monkeypatch.setattr(cli, "app", lambda **options: Path(path).stat())
+    monkeypatch.setattr(cli, "run", lambda words: Path(path).stat())
     monkeypatch.setattr(cli, "_end_on_signals", lambda: None)
     with pytest.raises(SystemExit, match="2"):
         cli.main()

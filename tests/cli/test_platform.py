@@ -19,14 +19,14 @@ from arcuate.files import atomic_folder, atomic_write
 
 folder = Path(sys.argv[1])
 
-def command(standalone_mode):
+def command(words):
     with atomic_folder(folder / "store") as part, atomic_write(folder / "page.html") as page:
         (part / "half").write_text("half")
         page.write(b"half")
         (folder / "ready").touch()
         time.sleep(100)
 
-arcuate.cli.app = command
+arcuate.cli.run = command
 arcuate.cli.main()
 """
 

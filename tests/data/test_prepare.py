@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.prepare import print_report
+from arcuate.cli.show_data import print_report
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.errors import UserError

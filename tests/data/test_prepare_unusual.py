@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.prepare import print_report
+from arcuate.cli.show_data import print_report
 from arcuate.data.prepare import PrepareReport, prepare
 from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_release
 from arcuate.data.store import Store

@@ -145,8 +145,8 @@ def test_missing_decodings_name_the_command_that_writes_them(tmp_path: Path) -> 
 
 def test_combining_imports_no_torch(lists: Path) -> None:
     program = (
-        "import sys\nfrom arcuate.cli import app\n"
-        f"app(['combine', {str(lists)!r}, '--json'], standalone_mode=False)\n"
+        "import sys\nfrom arcuate.cli import run\n"
+        f"run(['combine', {str(lists)!r}, '--json'])\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from arcuate.cli import app
+from arcuate.cli import run
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
+from support.command import arcuate
 
 LEXICON = {"see": "S IY", "sea": "S IY", "the": "DH AH", "dog": "D AO G", "a": "AH", "i": "AY"}
 SENTENCES = ["i see the dog", "the sea", "see a dog", "i see a sea"]
@@ -75,9 +75,9 @@ def call(files: Path, command: str, *more: str) -> dict[str, Any]:
         *("--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa")),
         *("--references", str(files / "refs.jsonl"), "--json", *more),
     ]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    done = arcuate(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_decode_writes_text_score_and_n_best(files: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_errors_are_one_sentence(files: Path, tmp_path: Path, name: str, content
     arguments += ["--lexicon", place("lexicon.txt"), "--lm", place("lm.arpa"), "--references", place("refs.jsonl")]
     arguments += ["--config", place("weights.yaml")] if name == "weights.yaml" else []
     with pytest.raises(UserError, match=sentence):
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
+        run(arguments)
 
 
 def test_a_bad_trial_is_named(files: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_bad_trial_is_named(files: Path, tmp_path: Path) -> None:
     arguments = ["decode", str(tmp_path / "bad.npz"), "--out", str(tmp_path / "h.jsonl")]
     arguments += ["--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
     with pytest.raises(UserError, match="trial 1: frame 2 contains NaN"):
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
+        run(arguments)
 
 
 def rejection(files: Path, *more: str, command: str = "decode", scores: Path | None = None) -> str:
@@ -161,7 +161,7 @@ def rejection(files: Path, *more: str, command: str = "decode", scores: Path | N
     arguments = [command, str(scores or files / "scores.npz")]
     arguments += ["--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa"), *more]
     with pytest.raises(UserError) as caught:
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
+        run(arguments)
     return str(caught.value)
 
 
@@ -184,7 +184,7 @@ def test_weights_no_better_than_the_initial_ones_are_not_written(files: Path, tm
     arguments = ["tune", str(scores), "--lexicon", str(files / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
     arguments += ["--references", str(tmp_path / "one.jsonl"), "--config", str(tmp_path / "start.yaml")]
     arguments += ["--out", str(tmp_path / "w.yaml"), "--budget", "1", "--json"]
-    summary = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
+    summary = json.loads(arcuate(*arguments).stdout)
     assert summary["wer"] == 0.0 and summary["blank_penalty"] == 30.0 and summary["kept_start"] is True
 
 
@@ -206,8 +206,7 @@ def test_a_trial_without_a_hypothesis_is_empty_and_counted(files: Path, tmp_path
         ]
         arguments += ["--lm", str(files / "lm.arpa"), "--references", str(tmp_path / "r.jsonl"), "--json"]
         arguments += ["--budget", "1"] if command == "tune" else []
-        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        summary = json.loads(result.stdout)
+        summary = json.loads(arcuate(*arguments).stdout)
         assert summary["n_without_hypothesis"] == 1
         if command == "decode":
             row = json.loads((tmp_path / "o-decode").read_text().splitlines()[0])
@@ -288,7 +287,7 @@ def test_scores_without_a_word_boundary_are_reported(files: Path, tmp_path: Path
     scores = edited(files, tmp_path / "s.npz", classes=[*CLASSES[:-1], "QQ"])
     (tmp_path / "lexicon.txt").write_text("see\tS IY\n")
     arguments = ["decode", str(scores), "--lexicon", str(tmp_path / "lexicon.txt"), "--lm", str(files / "lm.arpa")]
-    CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
+    run([*arguments, "--out", str(tmp_path / "o")])
     assert any("none of the classes is a word boundary" in message for message in messages)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import arcuate as package
-from arcuate.cli.evaluate import print_evaluation
+from arcuate.cli.show_results import print_evaluation
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from arcuate.cli import app
 from arcuate.data.alphabet import CLASSES
 from arcuate.errors import UserError
 from arcuate.experiments import selftest as module
@@ -84,14 +82,14 @@ def test_the_named_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("group", "code"), [(good, 0), (broken, 1)])
 def test_exit_code_and_json(monkeypatch: pytest.MonkeyPatch, group: module.Group, code: int) -> None:
     only(monkeypatch, group)
-    done = CliRunner().invoke(app, ["selftest", "--device", "cpu", "--json"])
-    assert done.exit_code == code
+    done = arcuate("selftest", "--device", "cpu", "--json")
+    assert done.returncode == code
     values = one_object(done.stdout)
     assert {"device", "versions", "checks"} <= set(values)
     assert values["device"]["type"] == "cpu"
     assert set(values["checks"][0]) == {"name", "status", "value", "bound", "remedy"}
-    table = CliRunner().invoke(app, ["selftest", "--device", "cpu"])
-    assert table.exit_code == code
+    table = arcuate("selftest", "--device", "cpu")
+    assert table.returncode == code
     assert ("fail" in table.stdout) == bool(code)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from arcuate.cli import app
+from arcuate.cli import run as run_command
 from arcuate.errors import UserError
 from support.backoff import SMALL, write_arpa_text
 from support.cli import NO_TORCH, assert_refused, one_object
@@ -26,7 +26,7 @@ def lm(capsys: pytest.CaptureFixture[str]) -> Run:
     """`arcuate lm … --json` in this process: its result and its messages on stderr."""
 
     def run(*arguments: object) -> tuple[dict, str]:
-        app(["lm", *map(str, arguments), "--json"], standalone_mode=False)
+        run_command(["lm", *map(str, arguments), "--json"])
         captured = capsys.readouterr()
         return one_object(captured.out), captured.err
 
@@ -53,7 +53,7 @@ def test_build_score_and_export(text: Path, lm: Run) -> None:
 
 
 def test_a_model_of_a_small_text_comes_with_advice(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app(["lm", "build", str(text), str(text.with_name("m.alm"))], standalone_mode=False)
+    run_command(["lm", "build", str(text), str(text.with_name("m.alm"))])
     assert "arcuate lm mix" in capsys.readouterr().err
 
 
@@ -82,7 +82,7 @@ def test_mix_with_tuned_weights(text: Path, lm: Run) -> None:
     assert sum(mixed["weights"]) == pytest.approx(1)
     assert mixed["n_sentence_hashes"] == len(set(lines[:120]))
     assert mixed["tuned_on"]["perplexity"] == pytest.approx(mixed["tuned_on"]["perplexity_word_by_word"], rel=0.1)
-    assert lm("mix", *pair, folder / "d.alm", "--weight", 1, 3)[0]["weights"] == [0.25, 0.75]
+    assert lm("mix", *pair, folder / "d.alm", "--weights", 1, 3)[0]["weights"] == [0.25, 0.75]
 
 
 def test_leakage_is_reported_and_can_be_excluded(text: Path, lm: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,8 +100,8 @@ def test_leakage_is_reported_and_can_be_excluded(text: Path, lm: Run, caplog: py
 
 def test_human_readable_output(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(text.with_name("m.alm"))
-    app(["lm", "build", str(text), model, "--order", "2"], standalone_mode=False)
-    app(["lm", "score", model, str(text)], standalone_mode=False)
+    run_command(["lm", "build", str(text), model, "--order", "2"])
+    run_command(["lm", "score", model, str(text)])
     printed = capsys.readouterr().out
     assert "457, 900" in printed and "perplexity" in printed and "160 of the sentences" in printed
 
@@ -119,7 +119,7 @@ ERRORS = {
     "is an input of this command": "build {text} {text}",
     "an input of this command": "import {text} {text}",
     "text.txt is not a folder": "build {text} {text}/m",
-    "name the file to write last": "mix default default {text} --weight 1 1",
+    "name the file to write last": "mix default default {text} --weights 1 1",
 }
 
 
@@ -127,7 +127,7 @@ ERRORS = {
 def test_error_messages(message: str, tmp_path: Path, text: Path) -> None:
     words = ERRORS[message].format(text=text, folder=tmp_path).split()
     with pytest.raises(UserError, match=message):
-        app(["lm", *words], standalone_mode=False)
+        run_command(["lm", *words])
 
 
 def test_an_invalid_file_is_rejected_with_its_line_and_nothing_is_written(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def assert_refused(done: Done, *words: str) -> None:
 
 NO_TORCH = """
 import sys
-from arcuate.cli import app
+from arcuate.cli import main
 try:
-    app({arguments!r}, standalone_mode=False)
+    main({arguments!r})
 except SystemExit:
     pass
 assert "torch" not in sys.modules, "torch was imported"

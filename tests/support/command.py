@@ -37,10 +37,8 @@ def arcuate(*arguments: object, cwd: Path | None = None, environment: Mapping[st
         if cwd is not None:
             os.chdir(cwd)
         with _streams(stdout.fileno(), stderr.fileno()):
-            sys.argv = ["arcuate", *map(str, arguments)]
-            sys.modules["__main__"].__package__ = None  # the command line takes the name of the program from it
             try:
-                main()
+                main([*map(str, arguments)])
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
             except Exception:  # noqa: BLE001 - what the interpreter does at the top

@@ -93,7 +93,6 @@ def child(job: dict[str, Any], handles: list[int]) -> None:
     from arcuate.experiments import train_many
 
     train_many.PROGRAM = PROGRAM
-    sys.modules["__main__"].__package__ = None  # typer takes the name of the program from it
     sys.argv = ["arcuate", *job["arguments"]]
     code = 1
     try:

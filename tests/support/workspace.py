@@ -135,7 +135,7 @@ COMMANDS = {
     ),
     "lm build": Command(["lm", "build", "text.txt", "new.alm", "--order", "2"], ["new.alm"], keep=["text.txt"]),
     "lm mix": Command(
-        ["lm", "mix", "a.alm", "b.alm", "new.alm", "--weight", "0.5", "--weight", "0.5"],
+        ["lm", "mix", "a.alm", "b.alm", "new.alm", "--weights", "0.5,0.5"],
         ["new.alm"],
         keep=["a.alm", "b.alm"],
     ),

@@ -29,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_lists_every_command_and_every_public_name(site: Path) -> None:
     import arcuate
-    from arcuate.cli.app import COMMANDS
+    from arcuate.cli.commands import COMMANDS
 
     commands = (site / "reference" / "commands.html").read_text("utf-8")
     assert [c for c in COMMANDS if f"<code>arcuate {c}" not in commands] == []

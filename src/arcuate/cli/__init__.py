@@ -1,44 +1,47 @@
 """Command line. Every command imports what it needs when it runs, so that `arcuate --help` is fast."""
 
+import difflib
 import errno
 import io
 import os
 import signal
 import sys
-from importlib import import_module
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-if find_spec("typer") is None:  # the runtime of exported models, installed alone
+if find_spec("cyclopts") is None:  # the runtime of exported models, installed alone
     sys.stderr.write(
-        "error: commands need the complete installation, and this one lacks typer; install it with: pip install arcuate"
-        " (the runtime alone decodes in Python: arcuate.runtime.Decoder)\n"
+        "error: commands need the complete installation, and this one lacks cyclopts; install it with: pip install"
+        " arcuate (the runtime alone decodes in Python: arcuate.runtime.Decoder)\n"
     )
     sys.exit(2)
 
-from arcuate.cli.app import COMMANDS, app
-from arcuate.cli.console import exit_broken_pipe, show_log_messages
+from cyclopts import CycloptsError
+from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
+
+from arcuate.cli.adapter import Call, load
+from arcuate.cli.commands import COMMANDS, make_app
+from arcuate.cli.console import TrainingDisplay, emit_json, err, exit_broken_pipe, out, show_log_messages
 from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls
+from arcuate.progress import ProgressBar
 
-__all__ = ["app", "main"]
-
-_MODULES = {"import": "import_"}  # modules that are not named after their command
-
-for _command in COMMANDS:  # each module registers its commands with `app`
-    import_module(f"arcuate.cli.{_MODULES.get(_command, _command.replace('-', '_'))}")
+__all__ = ["main", "run"]
 
 
-def main() -> NoReturn:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line. A user error prints one sentence and exits with code 2, without a traceback."""
-    _replace_closed_streams()
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    _replace_closed_streams(words)
     _end_on_signals()
     show_log_messages()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals without Unicode
     try:
-        app(standalone_mode=True)
+        code = run(words)
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -72,7 +75,98 @@ def main() -> NoReturn:
         if str(error.strerror).startswith("No usable temporary directory"):  # `tempfile` tries to write in each of them
             remedy = f"free some disk space, {TOO_LARGE} or set TMPDIR to a folder that can be written"
         _fail(escape_controls(f"{error.strerror}{path}; {remedy}"))
-    sys.exit(0)
+    sys.exit(code)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command that `words` name and return its exit code."""
+    words, as_json, header = _take_global_options(words)
+    if header is not None:
+        from arcuate.experiments.slurm import submit
+
+        out.print(f"submitted job {submit(Path(header), words).job}")
+        return 0
+    app = make_app()
+    if words and not words[0].startswith(("-", "__complete")) and words[0] not in app:
+        known = [name for name in app if not name.startswith("-")]
+        close = difflib.get_close_matches(words[0], known, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(known)}"
+        raise UserError(f"no command is named {words[0]!r}; {remedy}")
+    try:
+        function, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise UserError(_explain(error)) from error
+    call = function(*bound.args, **bound.kwargs)
+    return _execute(call, as_json) if isinstance(call, Call) else 0  # otherwise help was printed
+
+
+def _take_global_options(words: Sequence[str]) -> tuple[list[str], bool, str | None]:
+    """The words without the options of every command, whether to print JSON, and the header of a Slurm job."""
+    from arcuate.plugins import allow_code
+
+    kept: list[str] = []
+    as_json, header = False, None
+    left = iter(words)
+    for word in left:
+        option, equals, value = word.partition("=")
+        if word == "--":
+            return [*kept, word, *left], as_json, header
+        if word == "--json":
+            as_json = True
+        elif option == "--allow-code":
+            allow_code(*(value if equals else next(left, "")).split(","))
+        elif option == "--slurm":
+            header = value if equals else next(left, "")
+        else:
+            kept.append(word)
+    return kept + ["--json"] * (as_json and header is not None), as_json, header
+
+
+def _explain(error: CycloptsError) -> str:
+    text, command = str(error).rstrip("."), " ".join(error.command_chain or ())
+    if isinstance(error, UnusedCliTokensError):
+        text = f"unexpected argument {' '.join(error.unused_tokens or ())}"
+    if isinstance(error, UnknownOptionError) and command in COMMANDS and "overrides…" in COMMANDS[command].positional:
+        from arcuate.experiments.recipe import setting_for
+
+        option = error.token.keyword or error.token.value
+        if setting := setting_for(option):
+            return f"unknown option {option}; settings are written without dashes: {setting}=VALUE"
+    return f"{text[0].lower()}{text[1:]}; see arcuate {command} --help"
+
+
+def _execute(call: Call, as_json: bool) -> int:
+    """Run a command, print its result and return the exit code."""
+    from arcuate.training.callbacks import Stop, stop_with_parent
+
+    command, stop = call.command, Stop()
+    stop_with_parent(stop)
+    with TrainingDisplay() as display, ProgressBar(console=err) as bar:
+        result = call(
+            progress=display.report if call.trains else bar,
+            callbacks=[display],
+            stop=stop,
+            diagnose=lambda path: load(".doctor:diagnose")(path),
+            diagnosis_page=lambda path: load(".doctor.page:diagnosis_page")(load(".doctor:diagnose")(path)),
+            write_report=lambda run: load(".insight.report:write_report")(run),
+        )
+        if command.then:
+            result = load(command.then)(result, call.values)
+    if getattr(result, "is_main", True):  # the first process of a training
+        if as_json:
+            emit_json(_plain(result))
+        elif command.show:
+            load(command.show)(result, call.values)
+        elif hasattr(result, "summary"):
+            out.print(result.summary(), soft_wrap=True, markup=False)
+    return getattr(result, "exit_code", 0)
+
+
+def _plain(result: Any) -> Any:
+    for name in ("to_dict", "to_dicts"):
+        if hasattr(result, name):
+            return getattr(result, name)()
+    raise UserError("this command prints no JSON; leave --json out")
 
 
 def _end_on_signals() -> None:
@@ -91,7 +185,7 @@ def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _replace_closed_streams() -> None:
+def _replace_closed_streams(words: Sequence[str]) -> None:
     """Open /dev/null for a closed stdout or stderr, so that no other file gets its descriptor."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -99,7 +193,7 @@ def _replace_closed_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     if sys.stdout is None:
-        if "--json" in sys.argv:
+        if "--json" in words:
             _fail("stdout is closed, so --json cannot print; open stdout or leave --json out")
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 

@@ -62,6 +62,10 @@ class PrepareReport:
         return self.rows("missing")
 
     @property
+    def exit_code(self) -> int:
+        return int(bool(self.unreadable))
+
+    @property
     def release(self) -> tuple[Check, ...]:
         """Comparison with the published numbers of the release; empty for other data."""
         return check_release(self)

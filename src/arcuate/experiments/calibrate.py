@@ -85,6 +85,10 @@ class CalibrationResult:
     def path(self) -> Path:
         return self.run.path
 
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal is not None else int(self.interrupted)
+
     def __fspath__(self) -> str:
         return os.fspath(self.run)
 

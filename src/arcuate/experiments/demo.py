@@ -45,8 +45,8 @@ class DemoResult:
 
 
 def run_demo(
-    run: str | Path,
-    data: str | Path,
+    run: str | Path = "runs/demo",
+    data: str | Path = "data/demo",
     *,
     write_report: Callable[[Run], Path],
     overrides: Overrides = (),
@@ -55,7 +55,11 @@ def run_demo(
 ) -> DemoResult:
     """Simulate, prepare, train, evaluate, decode and report; every step logs the command that does the same.
 
-    `run` and `data` are replaced if an earlier demo made them. `write_report` writes the report of a run.
+    Args:
+        run: Run folder; an earlier demo there is replaced.
+        data: Data folder; an earlier demo there is replaced.
+        write_report: Writes the report of a run.
+        overrides: Settings `key=value` of the training.
     """
     started = time.perf_counter()
     run, data = Path(run), Path(data)

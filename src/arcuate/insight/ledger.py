@@ -38,7 +38,7 @@ _SPLITS = ("val", "dev", "test")
 
 
 def write_ledger(
-    folder: str | Path,
+    folder: str | Path = "runs",
     out: str | Path | None = None,
     *,
     diagnose: Diagnose | None = None,

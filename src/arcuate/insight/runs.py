@@ -234,7 +234,9 @@ class RunList:
         return to_frame(self.to_dicts())
 
 
-def list_runs(folder: str | Path, *, diagnose: Diagnose | None = None, progress: Progress | None = None) -> RunList:
+def list_runs(
+    folder: str | Path = "runs", *, diagnose: Diagnose | None = None, progress: Progress | None = None
+) -> RunList:
     """Read all runs in and below a folder; damaged ones are listed with their problems.
 
     The verdicts are those of `diagnose`; without it the runs have none.

@@ -50,6 +50,10 @@ class EncoderCheck:
     def passed(self) -> bool:
         return all(check.passed is not False for check in self.checks)
 
+    @property
+    def exit_code(self) -> int:
+        return int(not self.passed)
+
     def to_dict(self) -> dict[str, Any]:
         checks = [{"name": check.name, "passed": check.passed, "detail": check.detail} for check in self.checks]
         return {"kind": self.kind, "n_parameters": self.n_parameters, "passed": self.passed, "checks": checks}

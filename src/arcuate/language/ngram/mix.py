@@ -55,7 +55,7 @@ def mix_models(
     if len(models) < 2:
         raise UserError("give at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
     if (tune is None) == (not weights):
-        raise UserError("give either held-out text with --tune or one --weight per model")
+        raise UserError("give either held-out text with --tune or one of --weights per model")
     path = Path(path)
     if path.exists():
         raise UserError(f"{path} exists; name the file to write last, or delete it if it is an earlier mixture")

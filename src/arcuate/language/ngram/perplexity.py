@@ -103,7 +103,7 @@ class TextScore:
 
 def score_text(
     model: str | Path | LanguageModel,
-    text: str | Path | Sequence[str],
+    text: str | Path | Sequence[str] = "-",
     *,
     normalise: bool = False,
     against: str | Path | None = None,
