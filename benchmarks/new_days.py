@@ -61,7 +61,7 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
     folder = run.with_name(f"{run.name}-{session}")
     if not (folder / "calibration.json").exists():
         arcuate(
-            *("calibrate", run, "--data", store, "--session", session, "--sentences", n, "--run", folder),
+            *("calibrate", run, "--data", store, "--session", session, "--sentences", n, "--out", folder),
             *("--curve", "5,10,20", "--json"),
         )
     return read_json(folder / "calibration.json"), folder

@@ -104,7 +104,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days:
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob(".run.part/*/metrics.jsonl")) and process.poll() is None:
         time.sleep(0.05)
-    second = arcuate("calibrate", run, "--data", store, "--session", DRIFTED, "--run", out)
+    second = arcuate("calibrate", run, "--data", store, "--session", DRIFTED, "--out", out)
     assert_refused(second, "another process is training into", "choose another --run")
     assert list(tmp_path.glob(".run.part/*/metrics.jsonl"))  # of the first one, left alone
     process.send_signal(signal.SIGTERM)
@@ -124,14 +124,14 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days:
         (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
         (("--session", DEAD), ("every channel", "flat")),
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
-        (("--session", SAME, "--curve", "a,b"), ("numbers of sentences",)),
+        (("--session", SAME, "--curve", "a,b"), ("whole numbers",)),
         (("--session", SAME, "--curve", "50"), ("between 0 and", "20")),
     ],
 )
 def test_errors_are_reported_before_anything_is_written(
     new_days: Path, tmp_path: Path, words: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
-    base = ("calibrate", new_days / "run", "--data", new_days / "store", "--run", tmp_path / "run")
+    base = ("calibrate", new_days / "run", "--data", new_days / "store", "--out", tmp_path / "run")
     assert_refused(arcuate(*base, *words), *said)
     assert list(tmp_path.iterdir()) == []
 

@@ -352,7 +352,7 @@ def test_a_run_is_loaded_with_its_own_sessions_and_augmentation(new_days: Path) 
 
 def test_bench_adapts_to_a_new_session(new_days: Path) -> None:
     words = ("--adapt", "--session", DRIFTED, "--data", new_days / "store")
-    done = arcuate("bench", "live", new_days / "run", "--no-words", "--fast", "--seconds", 4, *words, "--json")
+    done = arcuate("bench", "live", new_days / "run", "--lm", "none", "--seconds", 4, *words, "--json")
     assert done.returncode == 0, done.stderr
     status = one_object(done.stdout)["adaptation"]
     assert status["session"] == DRIFTED and status["n_sentences"] + status["n_skipped"] >= 2

@@ -86,7 +86,7 @@ def test_a_decoder_loads_by_path_and_decodes(parts: dict[str, Path]) -> None:
 
 
 def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
-    done = arcuate("bench", "live", parts["model"], *choices(parts), "--seconds", 4, "--fast", "--json")
+    done = arcuate("bench", "live", parts["model"], *choices(parts), "--seconds", 4, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert 0 < found["frame_ms_p50"] <= found["frame_ms_p99"] <= found["frame_ms_max"]
@@ -99,13 +99,13 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
     [
         (["live", "nowhere"], "no run folder nowhere"),
         (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
-        (["live", "MODEL", "--source", "redis-logits", "--no-words"], "remove --no-words"),
+        (["live", "MODEL", "--source", "redis-logits", "--lm", "none"], "needs a language model"),
         (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
         (["live", "MODEL", "--record", "OTHER"], "is not a recording"),
         (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
         (["live", "MODEL", "--record-session", "t15.2023.09.12"], "requires --record"),
-        (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--no-words"], "no Redis"),
-        (["bench", "live", "MODEL", "--seconds", "2", "--no-words"], "give a store with --data"),
+        (["live", "MODEL", "--source", "redis", "--redis", "redis://127.0.0.1:1", "--lm", "none"], "no Redis"),
+        (["bench", "live", "MODEL", "--seconds", "2", "--lm", "none"], "give a store with --data"),
     ],
 )
 def test_invalid_options_exit_2_with_one_sentence(parts, tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -149,7 +149,7 @@ def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> No
 )
 def test_an_invalid_source_is_one_sentence(parts, tmp_path: Path, source: str, words: str) -> None:
     (tmp_path / "sources_of_a_lab.py").write_text(INVALID, "utf-8")
-    done = arcuate("live", parts["model"], "--no-words", "--port", 0, "--source", source, cwd=tmp_path)
+    done = arcuate("live", parts["model"], "--lm", "none", "--port", 0, "--source", source, cwd=tmp_path)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and len(errors) == 1 and words in errors[0], done.stderr
     assert "Traceback" not in done.stderr and not done.stdout

@@ -126,7 +126,7 @@ COMMANDS = {
     ),
     "calibrate": Command(
         [
-            *("calibrate", "run", "--data", "store", "--session", "LAST", "--sentences", "3", "--run", "new"),
+            *("calibrate", "run", "--data", "store", "--session", "LAST", "--sentences", "3", "--out", "new"),
             *("--curve", "none", "--set", "steps=2"),
         ],
         ["new"],
@@ -153,7 +153,7 @@ COMMANDS = {
     "doctor --fix": Command(["doctor", "bad", "--fix", "new.yaml"], ["new.yaml"], keep=["bad"]),
     "new encoder": Command(["new", "encoder", "my_encoder", "--folder", "new"], ["new"]),
     "live": Command(
-        ["live", "run", "--source", "rig:Rig", "--no-words", "--port", "0", "--record", "new"],
+        ["live", "run", "--source", "rig:Rig", "--lm", "none", "--port", "0", "--record", "new"],
         ["new"],
         partial=True,
         grows=True,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from cyclopts import Parameter
 from cyclopts.token import Token
+from cyclopts.validators import Number
 from pydantic import BaseModel
 
 from arcuate.errors import UserError
@@ -29,6 +30,7 @@ _VARIABLES = {
     "redis": "ARCUATE_REDIS",
     "storage": "ARCUATE_STORAGE",
 }
+_MAY_BE_ZERO = ("seed", "port", "folds", "n_trials")
 _SIMPLE = (str, int, float, bool, Path, type(None))
 
 
@@ -139,6 +141,8 @@ def _annotated(name: str, hint: Any, kind: Any, default: Any) -> Any:
         details["name"] = "*"  # each of its settings is an option
     elif kind == inspect.Parameter.KEYWORD_ONLY:
         details["name"] = _NAMES.get(name)
+        if int in members:
+            details["validator"] = Number(gte=int(name not in _MAY_BE_ZERO))
         for member in members:
             if get_origin(member) is list:
                 details |= {"converter": _split, "consume_multiple": get_args(member)[0] in (int, float)}

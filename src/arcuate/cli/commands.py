@@ -68,6 +68,7 @@ GROUPS = {
         Command(
             *("report", ".cli.show_runs:write_report", "run"),
             "Write one HTML page about a run, or about the changes of a store's recordings over sessions.",
+            ".cli.show_runs:report",
         ),
     ),
     "Words": (

@@ -281,7 +281,18 @@ def _print_runs(diagnosis: "Diagnosis") -> None:
 # --- Lists and pages -----------------------------------------------------------------------------------------
 
 
-def write_report(run: Path, *, split: str | None = None, progress: Progress | None = None) -> Listing:
+@dataclass(frozen=True)
+class Report:
+    """A page and, for a store, the changes that it shows."""
+
+    page: Path
+    drift: "DriftResult | None" = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"report": str(self.page), **(self.drift.to_dict() if self.drift else {})}
+
+
+def write_report(run: Path, *, split: str | None = None, progress: Progress | None = None) -> Report:
     """Write a page.
 
     Args:
@@ -292,12 +303,15 @@ def write_report(run: Path, *, split: str | None = None, progress: Progress | No
     from arcuate.insight.report.page import write_report
 
     if not is_store(run):
-        page = str(write_report(run, split))
-        return Listing(page, {"report": page})
+        return Report(write_report(run, split))
     drift = write_drift(run, progress=progress)
-    page = str(report_file(drift.store))
-    _print_drift(drift)
-    return Listing(page, {"report": page, **drift.to_dict()})
+    return Report(report_file(drift.store), drift)
+
+
+def report(result: Report, given: Given) -> None:
+    if result.drift is not None:
+        _print_drift(result.drift)
+    out.print(f"{result.page}", soft_wrap=True, markup=False)
 
 
 def _print_drift(result: "DriftResult") -> None:
