@@ -121,7 +121,7 @@ def test_one_writer_at_a_time_and_a_stopped_calibration_leaves_nothing(new_days:
     [
         (("--session", SECOND), ("already has session",)),
         (("--session", "t15.2031.01.01"), ("no session t15.2031.01.01",)),
-        (("--session", SAME, "--sentences", "0"), ("nothing to calibrate on", "at least 1")),
+        (("--session", SAME, "--sentences", "0"), ("--sentences", ">= 1")),
         (("--session", DEAD), ("every channel", "flat")),
         (("--session", UNLABELLED), ("no labelled training sentence", "--adapt")),
         (("--session", SAME, "--curve", "a,b"), ("whole numbers",)),

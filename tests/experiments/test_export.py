@@ -112,7 +112,7 @@ def test_a_model_that_int8_makes_worse_is_reported(folder: Path, tmp_path: Path)
                 tensor.zero_()[..., :n] = value
         tensors["encoder.gru.weight_hh_l0"][:, -1] = 1e4
     save_model(tmp_path / "wide", wide)
-    options = (*("--lm", "none"), "--int8", "--data", str(folder / "store"))
+    options = ("--lm", "none", "--int8", "--data", str(folder / "store"))
     command = ("export", str(tmp_path / "wide"), str(tmp_path / "m.arcx"), *options)
     found = one_object(arcuate(*command, "--json").stdout)["int8"]
     assert not found["acceptable"] and found["per_fp32"] + 0.02 < found["per_int8"]
@@ -224,12 +224,10 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert_refused(arcuate("export", str(folder / "run"), str(tmp_path / "m.onnx")), "must end in .arcx")
     assert_refused(arcuate("export", str(folder / "run"), model, "--session", "t9"), "is unknown to this model")
     run, target = str(folder / "run"), str(tmp_path / "m.arcx")
-    assert_refused(
-        arcuate("export", run, target, *("--lm", "none"), "--data", str(folder / "store")), "trials for --int8"
-    )
-    assert_refused(arcuate("export", run, target, *("--lm", "none"), "--int8", "--data", "none"), "no store at none")
+    assert_refused(arcuate("export", run, target, "--lm", "none", "--data", str(folder / "store")), "trials for --int8")
+    assert_refused(arcuate("export", run, target, "--lm", "none", "--int8", "--data", "none"), "no store at none")
     os.mkfifo(tmp_path / "pipe.arcx")
-    assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), *("--lm", "none")), "is not a regular file")
+    assert_refused(arcuate("export", run, str(tmp_path / "pipe.arcx"), "--lm", "none"), "is not a regular file")
     assert not Path(target).exists()
     store = str(folder / "store")
     assert_refused(arcuate("decode", model, "--data", store, "--checkpoint", "last"), "--checkpoint cannot be applied")
@@ -237,6 +235,6 @@ def test_mistakes(folder: Path, tmp_path: Path) -> None:
     assert arcuate("decode", str(renamed), "--data", store, "--json").returncode == 0
     text = tmp_path / "notes.arcx"
     text.write_text("notes")
-    assert_refused(arcuate("export", str(folder / "run"), str(text), *("--lm", "none")), "is not an earlier model.arcx")
+    assert_refused(arcuate("export", str(folder / "run"), str(text), "--lm", "none"), "is not an earlier model.arcx")
     assert text.read_text() == "notes"
     assert_refused(arcuate("decode", str(text), "--data", str(folder / "store")), "damaged or not an exported model")

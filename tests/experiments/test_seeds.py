@@ -87,7 +87,7 @@ def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
     seeds = [run / "seed-0", run / "seed-1"]
     for seed in seeds:
         out = Run(seed).results_file("val", "words")
-        done = arcuate("decode", seed, "--out", out, "--beam", 5, "--nbest", 2)
+        done = arcuate("decode", seed, "--out", out, "--beam", 5, "--n-best", 2)
         assert done.returncode == 0, done.stderr
     done = arcuate("combine", *seeds, "--json")
     assert done.returncode == 0, done.stderr

@@ -86,7 +86,7 @@ def run_demo(
     trained = train(_RECIPE, store, run, overrides=listed, callbacks=callbacks, progress=progress)
     _log_step(4, f"arcuate evaluate {run} --split val")
     evaluation = evaluate(run, progress=progress)
-    _log_step(5, f"arcuate decode {run} --nbest 5")
+    _log_step(5, f"arcuate decode {run} --n-best 5")
     words = decode(run, n_best=5, progress=progress)
     _log_step(6, f"arcuate report {run}")
     page = write_report(trained.run)

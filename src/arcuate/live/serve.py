@@ -179,7 +179,7 @@ def _check_source(source: str, without_words: bool, adapts: bool, head: str | No
     if adapts and source == "redis-logits":
         raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
     if without_words and source == "redis-logits":
-        raise UserError("--source redis-logits needs a language model; remove --no-words")
+        raise UserError("--source redis-logits needs a language model; give one with --lm")
     if source == "redis-logits" and head not in (None, "ctc"):
         raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
 
