@@ -121,7 +121,7 @@ def test_state_of_a_long_stream_stays_small() -> None:
     state = search.start()
     for piece, scores in zip(encoded.split(40), np.split(log_probs, 4), strict=True):
         state = search.step(state, Frames(scores, piece.numpy()))
-        assert len(state.log_probs) < 90 and max(len(c.alpha) for c in state.ctc) < 60
+        assert len(state.log_probs) < 90 and max(len(c.alpha) for c in state.beam.ctc) < 60
     exact = {h.tokens: h.scores for h in search.finish(state, 10)}
     for hypothesis in search.beam_hypotheses(state):
         assert hypothesis.scores["ctc"] == pytest.approx(exact[hypothesis.tokens]["ctc"], abs=1e-6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arcuate.decoding.config import DecodingConfig
-from arcuate.decoding.word_search.search import WordSearch, build_word_search, with_words
+from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon, make_lexicon
 from arcuate.language.ngram.model import LanguageModel
@@ -211,7 +211,8 @@ def test_words_added_at_run_time_are_found(lexicon: Lexicon, model: LanguageMode
     search = build_word_search(lexicon, model, DecodingConfig(lm_weight=0.5, word_bonus=0.0))
     confident = np.log(np.array([[0.01, 0.01, 0.97, 0.01], [0.01, 0.97, 0.01, 0.01]], np.float32))
     assert "ba" not in search.search(Frames(confident))[0].words
-    extended, _ = with_words(search, lexicon, {"ba": 8.0}, {"ba": [("b", "a")]})
+    longer = lexicon.with_entries([("ba", ("b", "a"))])
+    extended = build_word_search(longer, model, search.settings, weights={"ba": 8.0})
     best = extended.search(Frames(confident))[0]
     assert best.words == ("ba",) and best.scores["bonus"] == pytest.approx(8.0)
     with pytest.raises(UserError, match="no pronunciation"):

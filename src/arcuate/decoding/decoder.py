@@ -5,7 +5,6 @@ one) and `Search` (greedy, words, joint); `decoding/load.py` builds them. Import
 """
 
 import io
-import json
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -272,12 +271,6 @@ class Decoder:
                 "a bidirectional model cannot stream; decode complete trials, or train with encoder.bidirectional=false"
             )
 
-    def seed_statistics(self, statistics: Statistics) -> None:
-        """Initialise the running statistics (e.g. with those of the previous session)."""
-        self._statistics = None
-        self._past = _initial_statistics(statistics, self.n_channels)
-        self._start_sentence()
-
     def seed_sessions(self, known: Callable[[str], Statistics | None]) -> None:
         """Initialise the running statistics of this session, and of every later one when it starts."""
         self._known_statistics = known
@@ -340,7 +333,9 @@ class Decoder:
         self, bins: "np.ndarray | Trial", session: str | None = None, statistics: Statistics | None = None
     ) -> Hypothesis:
         """Decode a complete trial. Arguments as for `frames`."""
-        stream = self._offline(bins, session, statistics)
+        values, session = self._check_trial(bins, session, statistics)
+        stream = Decoder(self.model, self.search, session, statistics, rescorer=self.rescorer)
+        stream._push(values)
         return stream.finish()
 
     def log_probs(
@@ -364,12 +359,6 @@ class Decoder:
         first, state = self.model.step(self.model.start(session, statistics, False), values)
         return join_frames([first, self.model.finish(state)])
 
-    def _offline(self, bins: "np.ndarray | Trial", session: str | None, statistics: Statistics | None) -> "Decoder":
-        values, session = self._check_trial(bins, session, statistics)
-        stream = Decoder(self.model, self.search, session, statistics, rescorer=self.rescorer)
-        stream._push(values)
-        return stream
-
     def _check_trial(
         self, bins: "np.ndarray | Trial", session: str | None, statistics: Statistics | None
     ) -> tuple[np.ndarray, str]:
@@ -381,8 +370,7 @@ class Decoder:
         if not np.isfinite(values).all():
             raise UserError("bins contain NaN or infinite values; replace them (e.g. by 0)")
         session = session or self.session
-        if session not in self.sessions:
-            raise UserError(f"session {session!r} is unknown to this model; choose one of {', '.join(self.sessions)}")
+        self.check_session(session)
         kind = self.layout.normalise
         if kind != "none" and statistics is None:
             raise UserError(
@@ -413,50 +401,41 @@ class Decoder:
 
     def save_state(self) -> bytes:
         """Serialise the stream; `load_state` restores it by decoding the bins of the sentence again."""
-        statistics = self._statistics
-        arrays = {
-            "past": np.stack([self._past.n, self._past.mean, self._past.m2]),
-            "bins": np.concatenate([np.empty((0, self.n_channels), np.float32), *self._now.bins]),
-        }
-        if statistics is not None:
-            arrays["statistics"] = np.stack([statistics.mean, statistics.sd]).astype(np.float32)
-        about = {
-            "model": self.model.identity,
-            "session": self.session,
-            "n_past": self._past.n_bins,
-            "n_statistics": None if statistics is None else statistics.n_bins,
-        }
-        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        past, known = self._past, self._statistics
         stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **arrays)
+        np.savez(
+            stream,
+            allow_pickle=False,
+            names=np.array([self.model.identity, self.session]),
+            counts=np.array([past.n_bins, -1 if known is None else known.n_bins]),
+            past=np.stack([past.n, past.mean, past.m2]),
+            statistics=np.zeros((2, self.n_channels)) if known is None else np.stack([known.mean, known.sd]),
+            bins=np.concatenate([np.empty((0, self.n_channels), np.float32), *self._now.bins]),
+        )
         return stream.getvalue()
 
     def load_state(self, state: bytes) -> None:
         """Restore a stream from `save_state` of the same model; the sentence of this stream is discarded."""
+        n = self.n_channels
         try:
             if len(state) > _MAX_SAVED:
                 raise ValueError(f"it has {len(state):,} bytes")
             with np.load(io.BytesIO(state), allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            about = json.loads(arrays["about"].tobytes())
-            n = self.n_channels
-            past, bins = _expect(arrays["past"], (3, n)), _expect(arrays["bins"], (None, n))
-            count, mean, m2 = past.astype(np.float64)
-            running = RunningStatistics(count, mean, m2, _count(about["n_past"]))
-            known = None
-            if about["n_statistics"] is not None:
-                means, sds = _expect(arrays["statistics"], (2, n)).astype(np.float32)
-                known = Statistics(means, sds, _count(about["n_statistics"]))
-            model, session = str(about["model"]), str(about["session"])
+                model, session = _expect(stored["names"], "U", (2,)).tolist()
+                n_past, n_known = _expect(stored["counts"], "i", (2,)).tolist()
+                count, mean, m2 = _expect(stored["past"], "f", (3, n)).astype(np.float64)
+                means, sds = _expect(stored["statistics"], "f", (2, n)).astype(np.float32)
+                bins = _expect(stored["bins"], "f", (None, n)).astype(np.float32)
         except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile, RecursionError, EOFError) as error:
             raise UserError(f"the saved state is damaged ({str(error)[:80]}); start a new sentence") from None
         if model != self.model.identity:
             raise UserError("the saved state belongs to another model; load the one that it was saved with")
         self.check_session(session)
-        self.session, self._past, self._statistics = session, running, known
+        self.session, self._past = session, RunningStatistics(count, mean, m2, max(n_past, 0))
+        self._statistics = None if n_known < 0 else Statistics(means, sds, n_known)
         self._start_sentence()
         if len(bins):
-            self._push(bins.astype(np.float32))
+            self._push(bins)
 
     # --- decoding -----------------------------------------------------------------------------------------
 
@@ -556,14 +535,8 @@ def _initial_statistics(statistics: Statistics | None, n_channels: int) -> Runni
     return RunningStatistics(n, statistics.mean.astype(np.float64), n * sd**2, statistics.n_bins)
 
 
-def _expect(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray:
+def _expect(array: np.ndarray, kind: str, shape: tuple[int | None, ...]) -> np.ndarray:
     fits = array.ndim == len(shape) and all(b is None or a == b for a, b in zip(array.shape, shape, strict=True))
-    if array.dtype.kind != "f" or not fits:
-        raise ValueError("an array has another shape")
+    if array.dtype.kind != kind or not fits:
+        raise ValueError("an array has another type or shape")
     return array
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"a count is {value!r:.20}")
-    return value

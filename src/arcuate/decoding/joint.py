@@ -104,10 +104,6 @@ class JointState:
     log_probs: np.ndarray  # (t, V) CTC log-probabilities of the kept frames
     frames: tuple[Frames, ...] = ()
 
-    @property
-    def ctc(self) -> list[_CtcScore]:
-        return self.beam.ctc
-
 
 @dataclass(frozen=True)
 class JointSearch:
@@ -148,7 +144,7 @@ class JointSearch:
 
     def partial(self, state: JointState) -> Partial:
         """Best tokens so far."""
-        tokens = state.beam.tokens[int(np.argmax(self._totals(state.beam.scores, state.beam.partial_scores)))]
+        tokens = state.beam.tokens[int(np.argmax(self.weights.total(state.beam.scores, state.beam.partial_scores)))]
         return Partial(tuple(self.classes[token] for token in tokens), tokens)
 
     def beam_hypotheses(self, state: JointState) -> list[Hypothesis]:
@@ -174,11 +170,6 @@ class JointSearch:
             candidates.append(tuple(greedy(trial.log_probs)))
         return rescore(self.transducer, trial, candidates, self.weights)[:n_best]
 
-    def _totals(self, transducer: np.ndarray, ctc: np.ndarray) -> np.ndarray:
-        if not self.weights.ctc:  # 0 · −inf would be NaN
-            return self.weights.transducer * transducer
-        return self.weights.transducer * transducer + self.weights.ctc * ctc
-
     def _step_frame(
         self, before: _Beam, kept: np.ndarray, frame: np.ndarray, row: np.ndarray
     ) -> tuple[_Beam, np.ndarray]:
@@ -191,7 +182,7 @@ class JointSearch:
             logits, norms = self.transducer.join(frame, active.predicted)
             log_probs = active.scores[:, None] + (logits[0] - norms[0][:, None]).astype(np.float64)
             levels.append(replace(active, scores=log_probs[:, BLANK]))
-            waiting = np.concatenate([waiting, self._totals(levels[-1].scores, active.partial_scores)])
+            waiting = np.concatenate([waiting, self.weights.total(levels[-1].scores, active.partial_scores)])
             if emitted == self.max_symbols:
                 break
             extended = self._extend(active, log_probs, kept, waiting)
@@ -212,7 +203,7 @@ class JointSearch:
         rows, classes = chosen // tokens.shape[1], chosen % tokens.shape[1] + BLANK + 1
         scores, lasts = log_probs[rows, classes], [active.tokens[row][-1:] for row in rows.tolist()]
         longer = _append_tokens([active.ctc[row] for row in rows.tolist()], lasts, classes.tolist(), kept_frames)
-        totals = self._totals(scores, np.array([c.partial_score for c in longer]))
+        totals = self.weights.total(scores, np.array([c.partial_score for c in longer]))
         if len(waiting) >= self.width and totals.max() < np.partition(waiting, -self.width)[-self.width]:
             return None
         best = np.argsort(-totals, kind="stable")[: self.width]
@@ -231,7 +222,7 @@ class JointSearch:
                 sources.setdefault(tokens, (index, row))
         sequences = list(totals)
         ctc = [levels[level].ctc[row] for level, row in sources.values()]
-        ranked = self._totals(np.array(list(totals.values())), np.array([c.partial_score for c in ctc]))
+        ranked = self.weights.total(np.array(list(totals.values())), np.array([c.partial_score for c in ctc]))
         best = sorted(np.argsort(-ranked, kind="stable")[: self.width].tolist())  # grouped by level
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         for index, level in enumerate(levels):

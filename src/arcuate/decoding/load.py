@@ -17,7 +17,7 @@ from arcuate.decoding.decoder import AcousticModel, Decoder
 from arcuate.decoding.hypothesis import GreedySearch, Search
 from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
-from arcuate.exported.file import is_export, open_export, read_language_model, read_lexicon
+from arcuate.exported.file import ExportedFile, is_export, open_export, read_language_model, read_lexicon
 from arcuate.exported.model import load_model as load_exported
 from arcuate.hub import local_path
 from arcuate.models.layout import Head, check_head
@@ -26,7 +26,6 @@ from arcuate.run import find_checkpoint, split_parent
 
 if TYPE_CHECKING:
     from arcuate.decoding.word_search.search import WordSearch
-    from arcuate.exported.file import ExportedFile
     from arcuate.language.lexicon import Lexicon
     from arcuate.language.ngram.model import LanguageModel
 
@@ -86,7 +85,7 @@ def _load_export(path: Path, search: SearchOptions | None, session: str | None) 
     if search.lm == "default" and not file.has_words:
         logger.info(f"{path} has no language model; decoding phonemes")
         search = search.model_copy(update={"lm": "none"})
-    head = export_head(file, search.head)
+    head = choose_head(file, model.transducer is not None, search.head)
     return Decoder(model, make_search(model, search, head, stored_words(file)), session)
 
 
@@ -136,7 +135,7 @@ def load_search(
     )
 
 
-def stored_words(file: "ExportedFile") -> StoredWords | None:
+def stored_words(file: ExportedFile) -> StoredWords | None:
     """Lexicon, n-gram and weights of an exported model, validated; None if it has none."""
     if not file.has_words:
         return None
@@ -144,13 +143,16 @@ def stored_words(file: "ExportedFile") -> StoredWords | None:
     return StoredWords(read_lexicon(file, word_order(file.layout.classes).classes), read_language_model(file), settings)
 
 
-def choose_head(checkpoint: Path, has_transducer: bool, head: str | None) -> Head:
-    """The given head; by default both if the checkpoint records that its transducer was trained, otherwise CTC."""
+def choose_head(source: Path | ExportedFile, has_transducer: bool, head: str | None) -> Head:
+    """The given head; by default both if a checkpoint or file records that its transducer was trained, else CTC."""
     if head is None:
-        return trained_head(checkpoint) if has_transducer else "ctc"
+        if isinstance(source, ExportedFile):
+            return source.metadata.head
+        return trained_head(source) if has_transducer else "ctc"
     chosen = check_head(head)
     if chosen != "ctc" and not has_transducer:
-        raise UserError(f"{checkpoint} has no transducer; use the head ctc, or train with transducer.enabled=true")
+        path = source.path if isinstance(source, ExportedFile) else source
+        raise UserError(f"{path} has no transducer; use the head ctc, or train with transducer.enabled=true")
     return chosen
 
 
@@ -161,14 +163,6 @@ def trained_head(checkpoint: Path) -> Head:
         return "ctc"
     state: Mapping[str, Any] = json.loads(path.read_bytes())
     return check_head(str(state.get("head", "ctc")))
-
-
-def export_head(file: "ExportedFile", head: str | None) -> Head:
-    """The given head; by default the heads in the file."""
-    chosen = file.metadata.head if head is None else check_head(head)
-    if chosen != "ctc" and file.metadata.head == "ctc":
-        raise UserError(f"{file.path} has no transducer; use the head ctc, or export it with --head {chosen}")
-    return chosen
 
 
 def _add_words(lexicon: "Lexicon", words: Sequence[str]) -> tuple["Lexicon", dict[str, float]]:

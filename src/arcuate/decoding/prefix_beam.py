@@ -14,6 +14,7 @@ An extension that equals a prefix of the beam is added to that prefix and not of
 `log_add` handles −inf, so impossible classes need no special case.
 """
 
+import heapq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.decoding.class_order import check_log_probs
-from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add, power_of_two
+from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.language.jit import njit
 
@@ -104,9 +105,6 @@ class _Scratch(NamedTuple):
     log_token: np.ndarray
     totals: np.ndarray  # (beam,) before this frame
     merged_at: np.ndarray  # (beam, V) last frame in which this extension was added to a prefix of the beam
-    table: np.ndarray  # (power of two,) hash table of the prefixes
-    heap: np.ndarray  # (beam,) scores of the selected candidates, worst first
-    codes: np.ndarray  # (beam,) selected candidates: prefix · (V + 1) + 1 + token, or + 0 for staying
 
 
 @njit(cache=True)
@@ -124,14 +122,11 @@ def _run_frames(
         np.empty(width),
         np.empty(width),
         np.full((width, frames.shape[1]), -1, np.int32),
-        np.empty(power_of_two(4 * width), np.int32),
-        np.empty(width),
-        np.empty(width, np.int64),
     )
     for t in range(frames.shape[0]):
         _stay(beam, frames[t], blank, t, scratch)
-        n_selected = _select(beam, frames[t], blank, t, width, scratch)
-        beam, n_rows = _collect_beam(beam, frames[t], n_selected, backpointers, n_rows, scratch)
+        selected = _select(beam, frames[t], blank, t, width, scratch)
+        beam, n_rows = _collect_beam(beam, frames[t], selected, backpointers, n_rows, scratch)
     return beam, n_rows
 
 
@@ -143,11 +138,12 @@ def _stay(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, scratch: 
         scratch.totals[i] = log_add(prefix.log_blank, prefix.log_token)
         scratch.log_blank[i] = scratch.totals[i] + log_probs[blank]
         scratch.log_token[i] = prefix.log_token + log_probs[prefix.last_token] if prefix.last_token >= 0 else NEG_INF
-    _fill_table(beam, scratch.table)
+    order = np.argsort(beam["sequence_hash"])
+    hashes = beam["sequence_hash"][order]
     for i in range(beam.shape[0]):
-        parent = _find_prefix(beam, scratch.table, beam[i].parent_hash) if beam[i].last_token >= 0 else -1
-        if parent >= 0:
-            token = beam[i].last_token
+        at = np.searchsorted(hashes, beam[i].parent_hash)
+        if beam[i].last_token >= 0 and at < hashes.shape[0] and hashes[at] == beam[i].parent_hash:
+            parent, token = order[at], beam[i].last_token
             scratch.merged_at[parent, token] = t
             scratch.log_token[i] = log_add(
                 scratch.log_token[i], _extended(beam, parent, token, log_probs, scratch.totals)
@@ -162,37 +158,45 @@ def _extended(beam: np.ndarray, i: int, token: int, log_probs: np.ndarray, total
 
 
 @njit(cache=True)
-def _select(beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, width: int, scratch: _Scratch) -> int:
-    """Put the best candidates of this frame into the heap; return their number."""
-    n, n_classes = 0, log_probs.shape[0]
-    for i in range(beam.shape[0]):
+def _select(
+    beam: np.ndarray, log_probs: np.ndarray, blank: int, t: int, width: int, scratch: _Scratch
+) -> list[tuple[float, np.int64]]:
+    """The best candidates of this frame, a heap of (score, −code) with the worst first.
+
+    The code of a candidate is prefix · (V + 1) + 1 + token, or + 0 for staying; among equal scores the lower one wins.
+    """
+    n_classes = log_probs.shape[0]
+    heap = [(log_add(scratch.log_blank[0], scratch.log_token[0]), np.int64(0))]
+    for i in range(1, beam.shape[0]):
         total = log_add(scratch.log_blank[i], scratch.log_token[i])
-        n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1))
+        heapq.heappush(heap, (total, np.int64(-i * (n_classes + 1))))
     for i in range(beam.shape[0]):
         for token in range(n_classes):
             if token == blank or scratch.merged_at[i, token] == t:
                 continue
             total = _extended(beam, i, token, log_probs, scratch.totals)
-            if total == NEG_INF or (n == width and total <= scratch.heap[0]):
-                continue
-            n = _heap_offer(scratch.heap, scratch.codes, n, width, total, i * (n_classes + 1) + 1 + token)
-    return n
+            code = np.int64(-(i * (n_classes + 1) + 1 + token))
+            if len(heap) < width and total > NEG_INF:
+                heapq.heappush(heap, (total, code))
+            elif total > heap[0][0]:
+                heapq.heapreplace(heap, (total, code))
+    return heap
 
 
 @njit(cache=True)
 def _collect_beam(
     beam: np.ndarray,
     log_probs: np.ndarray,
-    n_selected: int,
+    selected: list[tuple[float, np.int64]],
     backpointers: np.ndarray,
     n_rows: int,
     scratch: _Scratch,
 ) -> tuple[np.ndarray, int]:
     """Build the next beam, best first, from the selected candidates."""
     n_classes = log_probs.shape[0]
-    new = np.empty(n_selected, beam.dtype)
-    for rank in range(n_selected - 1, -1, -1):  # the heap returns the worst first
-        code = _heap_pop(scratch.heap, scratch.codes, rank + 1)
+    new = np.empty(len(selected), beam.dtype)
+    for rank in range(len(selected) - 1, -1, -1):  # the heap returns the worst first
+        code = -heapq.heappop(selected)[1]
         i, token = code // (n_classes + 1), code % (n_classes + 1) - 1
         new[rank] = beam[i]
         if token < 0:
@@ -211,64 +215,6 @@ def _append_token(prefix: Row, token: int, log_token: float, backpointer: int) -
     prefix.parent_hash = prefix.sequence_hash
     prefix.sequence_hash = hash_append(prefix.sequence_hash, np.uint64(token + 1))
     prefix.backpointer, prefix.last_token = backpointer, token
-
-
-@njit(cache=True)
-def _heap_offer(heap: np.ndarray, codes: np.ndarray, n: int, width: int, total: float, code: int) -> int:
-    """Insert into a min-heap of at most `width` candidates, replacing the worst; return its size."""
-    if n == width:
-        if total <= heap[0]:
-            return n
-        _heap_sift(heap, codes, n, 0, total, code)
-        return n
-    at = n
-    while at > 0 and heap[(at - 1) >> 1] > total:
-        parent = (at - 1) >> 1
-        heap[at], codes[at] = heap[parent], codes[parent]
-        at = parent
-    heap[at], codes[at] = total, code
-    return n + 1
-
-
-@njit(cache=True)
-def _heap_pop(heap: np.ndarray, codes: np.ndarray, n: int) -> int:
-    """Remove the worst of n candidates and return its code."""
-    worst = codes[0]
-    _heap_sift(heap, codes, n - 1, 0, heap[n - 1], codes[n - 1])
-    return worst
-
-
-@njit(cache=True)
-def _heap_sift(heap: np.ndarray, codes: np.ndarray, n: int, at: int, total: float, code: int) -> None:
-    while 2 * at + 1 < n:
-        child = 2 * at + 1
-        if child + 1 < n and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= total:
-            break
-        heap[at], codes[at] = heap[child], codes[child]
-        at = child
-    heap[at], codes[at] = total, code
-
-
-@njit(cache=True)
-def _fill_table(beam: np.ndarray, table: np.ndarray) -> None:
-    table[:] = -1
-    for i in range(beam.shape[0]):
-        at = np.int64(beam[i].sequence_hash & np.uint64(table.shape[0] - 1))
-        while table[at] >= 0:
-            at = (at + 1) & (table.shape[0] - 1)
-        table[at] = i
-
-
-@njit(cache=True)
-def _find_prefix(beam: np.ndarray, table: np.ndarray, sequence_hash: np.uint64) -> int:
-    at = np.int64(sequence_hash & np.uint64(table.shape[0] - 1))
-    while table[at] >= 0:
-        if beam[table[at]].sequence_hash == sequence_hash:
-            return table[at]
-        at = (at + 1) & (table.shape[0] - 1)
-    return -1
 
 
 @njit(cache=True)

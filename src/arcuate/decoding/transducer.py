@@ -23,6 +23,7 @@ TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or join
 MAX_SYMBOLS = 4  # tokens per frame
 _JOINED = 1 << 21  # activations of the joiner computed at a time
 _Head = TypeVar("_Head")
+_Score = TypeVar("_Score", float, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,11 @@ class HeadWeights:
     ctc: float = 0.3
     transducer: float = 1.0
 
-    def total(self, transducer: float, ctc: float) -> float:
+    def total(self, transducer: _Score, ctc: _Score) -> _Score:
         """Weighted sum; a head with weight 0 is left out, because 0 · −inf would be NaN."""
-        return (self.transducer * transducer if self.transducer else 0.0) + (self.ctc * ctc if self.ctc else 0.0)
+        if not (self.transducer and self.ctc):
+            return self.transducer * transducer if self.transducer else self.ctc * ctc
+        return self.transducer * transducer + self.ctc * ctc
 
 
 class TransducerHead(Protocol):

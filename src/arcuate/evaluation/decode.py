@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.class_order import check_log_probs
 from arcuate.decoding.frame_files import read_frames
-from arcuate.decoding.load import choose_head, export_head, load, load_search, stored_words
+from arcuate.decoding.load import choose_head, load, load_search, stored_words
 from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.transducer import TransducerHead, require_transducer
 from arcuate.errors import UserError
@@ -364,7 +364,11 @@ def _score_export(file: ExportedFile, trials: TrialSource, head: Head | None, pr
 
     if trials.data is None:
         raise UserError(f"{file.path} does not contain recordings; give a store to decode with --data")
-    store, layout, chosen_head = Store.open(Path(trials.data)), file.layout, export_head(file, head)
+    store, layout, chosen_head = (
+        Store.open(Path(trials.data)),
+        file.layout,
+        choose_head(file, file.metadata.transducer is not None, head),
+    )
     decoder = load(file.path)
     store.check_trained_on(file.trained_on)
     if store.n_channels != layout.n_channels:

@@ -4,6 +4,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -102,24 +103,26 @@ def open_lexicon(name: str | Path, classes: Sequence[str] = CLASSES) -> Lexicon:
     return read_lexicon(Path(name), classes)
 
 
-def _is_word_list(path: Path) -> bool:
-    """Whether the first line with a word has nothing after it."""
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a lexicon with their numbers, without empty ones and comments."""
     for number, encoded in enumerate(read_lines(path), start=1):
         line = decode_line(encoded, path, number)
         if line.strip() and not line.startswith(_COMMENT):
-            return len(line.split()) == 1
-    return False
+            yield number, line
+
+
+def _is_word_list(path: Path) -> bool:
+    """Whether the first line with a word has nothing after it."""
+    return any(len(line.split()) == 1 for _, line in islice(_read_lines(path), 1))
 
 
 def _spell_words(path: Path, classes: Sequence[str]) -> Lexicon:
     words = []
-    for number, encoded in enumerate(read_lines(path), start=1):
-        line = decode_line(encoded, path, number).strip()
-        if not line or line.startswith(_COMMENT):
-            continue
-        if len(line.split()) > 1 or line.lower() in _RESERVED:
-            raise UserError(f"{path}, line {number}: expected one word per line, found {line[:40]!r}")
-        words.append(line)
+    for number, line in _read_lines(path):
+        word = line.strip()
+        if len(word.split()) > 1 or word.lower() in _RESERVED:
+            raise UserError(f"{path}, line {number}: expected one word per line, found {word[:40]!r}")
+        words.append(word)
     return grapheme_lexicon(words, classes, path.name)[0]
 
 
@@ -136,10 +139,7 @@ def read_lexicon(path: Path, classes: Sequence[str] = CLASSES) -> Lexicon:
 
 def _read_entries(path: Path, classes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     known = frozenset(classes[1:-1]) if tuple(classes) == CLASSES else frozenset(classes[1:])
-    for number, encoded in enumerate(read_lines(path), start=1):
-        line = decode_line(encoded, path, number)
-        if not line.strip() or line.startswith(_COMMENT):
-            continue
+    for number, line in _read_lines(path):
         # The first tab, or else the first space, separates the word from its pronunciation.
         word, _, rest = line.strip("\r\n").partition("\t") if "\t" in line else line.strip().partition(" ")
         word, phones = word.strip(), rest.split()

@@ -307,19 +307,3 @@ def build_word_search(
         oov_words,
         merge_histories=merge_histories,
     )
-
-
-def with_words(
-    search: WordSearch,
-    lexicon: Lexicon,
-    words: Mapping[str, float],
-    pronunciations: Mapping[str, list[tuple[str, ...]]] | None = None,
-) -> tuple[WordSearch, Lexicon]:
-    """Add words with their weights. Pronunciations not given come from the dictionary or from G2P."""
-    given = pronunciations or {}
-    longer = lexicon.with_entries((word, phones) for word in given for phones in given[word])
-    longer = longer.with_words(word for word in words if word not in longer)
-    known = {word: float(w) for word, w in zip(search.words, search.tree.word_bonuses, strict=True) if w}
-    return build_word_search(
-        longer, search.model, search.settings, order=search.order, boundary=search.boundary, weights=known | dict(words)
-    ), longer

@@ -1,7 +1,7 @@
 """Linear interpolation of several models into one, with weights that maximise the likelihood of held-out text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,16 @@ from arcuate.errors import UserError
 from arcuate.language.ngram.model import LanguageModel, check_can_write, write_model
 from arcuate.language.ngram.open import ModelInfo, open_model
 from arcuate.language.ngram.perplexity import score_text, score_tokens
-from arcuate.language.ngram.query import score_ngrams
+from arcuate.language.ngram.query import NGramArrays, score_ngrams
 from arcuate.language.ngram.text import BOS, EOS, LOG_ZERO, UNK, read_sentences
-from arcuate.language.ngram.trie import NGramTable, NGramTables, build_trie, model_from_tables, tables_from_model
+from arcuate.language.ngram.trie import (
+    NGramTable,
+    NGramTables,
+    build_trie,
+    find_nodes,
+    model_from_tables,
+    tables_from_model,
+)
 from arcuate.progress import Progress
 
 _MIN_MASS = 1e-10  # lower bound of the probability mass of explicit and of backed-off words in a context
@@ -129,21 +136,32 @@ def interpolate(
     """
     weights = _normalise_weights(weights, len(models))
     words, id_maps = _merge_vocabularies(models)
-    orders: list[NGramTable] = []
-    ngrams, keys = _merge_ngrams(models, id_maps, len(words))
-    for k, ids in enumerate(ngrams, start=1):
+    listed = [tables_from_model(model) for model in models]
+    ids = np.arange(len(words), dtype=np.int32)[:, None]
+    probs = _interpolated_probs(models, weights, id_maps, ids)
+    probs[words.index(BOS)] = 0.0
+    orders = [_table(ids, probs)]
+    for k in range(2, max(model.order for model in models) + 1):
         if progress:
             progress(k - 1, max(m.order for m in models), f"mixing {k}-grams")
+        trie, _, _ = build_trie(NGramTables(words, tuple(orders)))
+        first = len(trie.words) - len(orders[-1])  # node of the first context
+        found = [common[t.orders[k - 1].ids] for t, (common, _) in zip(listed, id_maps, strict=True) if k <= t.order]
+        rows = np.concatenate(found)
+        nodes = find_nodes(trie, np.ascontiguousarray(rows[:, :-1]))
+        parents, last = np.divmod(np.unique((nodes - first) * len(words) + rows[:, -1]), len(words))
+        ids = np.column_stack([orders[-1].ids[parents], last.astype(np.int32)])
         probs = _interpolated_probs(models, weights, id_maps, ids)
-        if k == 1:
-            probs[words.index(BOS)] = 0.0
-        else:
-            parents = np.divmod(keys[k - 1], len(words))[0]
-            orders[-1] = _with_backoffs(orders, words, ids, probs, parents)
-        with np.errstate(divide="ignore"):
-            log_probs = np.clip(np.log(probs), LOG_ZERO, 0).astype(np.float32)
-        orders.append(NGramTable(ids, log_probs, np.zeros(len(ids), np.float32)))
+        orders[-1] = _with_backoffs(orders[-1], trie, ids, probs, parents)
+        orders.append(_table(ids, probs))
     return NGramTables(words, tuple(orders), source=" + ".join(model.name for model in models))
+
+
+def _table(ids: np.ndarray, probs: np.ndarray) -> NGramTable:
+    """n-grams without back-offs, which follow from the next longer order."""
+    with np.errstate(divide="ignore"):
+        log_probs = np.clip(np.log(probs), LOG_ZERO, 0).astype(np.float32)
+    return NGramTable(ids, log_probs, np.zeros(len(ids), np.float32))
 
 
 def _normalise_weights(weights: Sequence[float], n_models: int) -> list[float]:
@@ -170,33 +188,6 @@ def _merge_vocabularies(models: Sequence[LanguageModel]) -> tuple[list[str], lis
     return list(ids), maps
 
 
-def _merge_ngrams(
-    models: Sequence[LanguageModel], id_maps: list[tuple[np.ndarray, np.ndarray]], n_words: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """n-grams of each order in any model, as common ids (n, k) and as sorted keys (row of parent, word)."""
-    tables = [tables_from_model(model) for model in models]
-    orders: list[np.ndarray] = [np.arange(n_words, dtype=np.int32)[:, None]]
-    keys = [np.arange(n_words)]
-    for k in range(2, max(model.order for model in models) + 1):
-        found = []
-        for table, (common, _) in zip(tables, id_maps, strict=True):
-            if k <= len(table.orders):
-                ids = common[table.orders[k - 1].ids]
-                found.append(_rows(keys, ids[:, :-1], n_words) * n_words + ids[:, -1])
-        keys.append(np.unique(np.concatenate(found)))
-        parents, words = np.divmod(keys[-1], n_words)
-        orders.append(np.concatenate([orders[-1][parents], words[:, None].astype(np.int32)], axis=1))
-    return orders, keys
-
-
-def _rows(keys: list[np.ndarray], ids: np.ndarray, n_words: int) -> np.ndarray:
-    """Row of each n-gram (n, k) in the sorted table of its order."""
-    rows = ids[:, 0].astype(np.int64)
-    for k in range(1, ids.shape[1]):
-        rows = np.searchsorted(keys[k], rows * n_words + ids[:, k])
-    return rows
-
-
 def _interpolated_probs(
     models: Sequence[LanguageModel],
     weights: Sequence[float],
@@ -216,16 +207,16 @@ def _interpolated_probs(
 
 
 def _with_backoffs(
-    orders: list[NGramTable], words: list[str], ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
+    table: NGramTable, trie: NGramArrays, ids: np.ndarray, probs: np.ndarray, parents: np.ndarray
 ) -> NGramTable:
-    """The longest order so far, with back-offs that make the probabilities after each context sum to one."""
-    table = orders[-1]
-    trie, _, _ = build_trie(NGramTables(words, tuple(orders)))
+    """The longest order of a trie with back-offs that make the probabilities after each context sum to one.
+
+    `ids` are the n-grams of the next order, whose contexts are the rows `parents`.
+    """
     shorter = np.empty(len(ids))
     score_ngrams(trie, np.ascontiguousarray(ids[:, 1:]), shorter)
     n = len(table)
     free_mass = np.maximum(1 - np.bincount(parents, probs, n), _MIN_MASS)
     lower_mass = np.maximum(1 - np.bincount(parents, np.exp(shorter), n), _MIN_MASS)
     has_children = np.bincount(parents, minlength=n) > 0
-    backoffs = np.where(has_children, np.log(free_mass / lower_mass), 0.0)
-    return NGramTable(table.ids, table.log_probs, backoffs.astype(np.float32))
+    return replace(table, backoffs=np.where(has_children, np.log(free_mass / lower_mass), 0.0).astype(np.float32))

@@ -138,7 +138,7 @@ class _Levels:
             return np.zeros(len(table), np.int64)
         none = np.zeros(0, np.int32)
         so_far = NGramArrays(self.words, self.log_probs, self.backoffs, self.firsts, none, none)
-        return _find_nodes(so_far, np.ascontiguousarray(table.ids[:, :-1]))
+        return find_nodes(so_far, np.ascontiguousarray(table.ids[:, :-1]))
 
     def _append(self, table: NGramTable, parents: np.ndarray, longest: bool) -> None:
         """Append an order, sorted by parent and word."""
@@ -195,7 +195,7 @@ class _Levels:
 
 
 @njit(cache=True)
-def _find_nodes(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
+def find_nodes(arrays: NGramArrays, ids: np.ndarray) -> np.ndarray:
     """Node of each n-gram (n, k), or -1."""
     found = np.empty(ids.shape[0], np.int64)
     for i in range(ids.shape[0]):
