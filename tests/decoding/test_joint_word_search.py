@@ -27,7 +27,7 @@ WEIGHTS = HeadWeights(ctc=0.5, transducer=1.5)
 @pytest.fixture
 def joint_search(lexicon, model) -> JointWordSearch:
     torch.manual_seed(1)
-    head = Transducer(TransducerSettings(width=4, dropout=0.0), 5, 4).eval()
+    head = Transducer(TransducerSettings(width=4), 5, 4).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter *= 2.0

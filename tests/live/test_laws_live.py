@@ -105,8 +105,8 @@ def test_streams_over_one_set_of_weights_are_independent(model, n, random):
 
 
 TRANSDUCERS = [
-    TransducerSettings(enabled=True, width=8, dropout=0.0),
-    TransducerSettings(enabled=True, width=8, predictor="lstm", dropout=0.0),
+    TransducerSettings(enabled=True, width=8),
+    TransducerSettings(enabled=True, width=8, predictor="lstm"),
 ]
 
 

@@ -53,8 +53,8 @@ KINDS = {"gru": gru, "ssm": ssm, "transformer": transformer}  # all encoders sat
 
 NO_TRANSDUCER = TransducerSettings()
 TRANSDUCERS = (
-    TransducerSettings(enabled=True, width=6, dropout=0.0),
-    TransducerSettings(enabled=True, width=6, predictor="lstm", dropout=0.0),
+    TransducerSettings(enabled=True, width=6),
+    TransducerSettings(enabled=True, width=6, predictor="lstm"),
 )
 
 

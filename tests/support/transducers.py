@@ -10,8 +10,8 @@ N_CLASSES, WIDTH = 3, 4
 
 
 SETTINGS = [
-    TransducerSettings(width=WIDTH, dropout=0.0),
-    TransducerSettings(width=WIDTH, predictor="lstm", dropout=0.0),
+    TransducerSettings(width=WIDTH),
+    TransducerSettings(width=WIDTH, predictor="lstm"),
 ]
 
 
