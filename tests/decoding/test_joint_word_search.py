@@ -63,6 +63,13 @@ def test_every_candidate_has_the_scores_of_both_heads(joint_search: JointWordSea
         assert h.total == pytest.approx(acoustic + settings.lm_weight * h.scores["lm"] + h.scores["bonus"], abs=1e-4)
 
 
+@pytest.mark.parametrize("n_frames", [1, 2, 3])
+def test_candidates_that_do_not_fit_the_frames_are_left_out(joint_search: JointWordSearch, n_frames: int) -> None:
+    """They would have probability zero, and confidences would be NaN."""
+    found = joint_search.search(head_outputs(0, n_frames), 8)
+    assert found and all(np.isfinite(h.total or 0.0) for h in found)
+
+
 def test_internal_language_model_is_subtracted(joint_search: JointWordSearch) -> None:
     """The estimate is the chain rule over tokens without acoustic input; its weight is relative to the transducer."""
     trial, head = head_outputs(2), joint_search.transducer.transducer

@@ -387,11 +387,15 @@ class JointWordSearch:
         return replace(self.word_search.partial(state.words), tokens=tokens, n_settled=0)
 
     def finish(self, state: JointWordState, n_best: int = 1) -> list[Hypothesis]:
-        """N-best list of all frames so far, scored exactly by both heads."""
+        """N-best list of all frames so far, scored exactly by both heads.
+
+        Candidates that have more tokens than fit the frames are impossible for CTC; if all are, they stay as found.
+        """
         candidates = self.candidates(state, n_best)
         found = list(candidates.values())
         if candidates and state.tokens.frames:
-            found = self.rank(self.score(join_frames(state.tokens.frames), candidates))
+            ranked = self.rank(self.score(join_frames(state.tokens.frames), candidates))
+            found = [h for h in ranked if h.total is not None and h.total > -np.inf] or found
         return found[:n_best]
 
     def with_settings(self, settings: "DecodingConfig") -> "JointWordSearch":
