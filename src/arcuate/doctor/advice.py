@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.doctor.causes import SENTENCES, Cause, Change, leading_causes, settings_to_changes
+from arcuate.doctor.causes import Cause, Change, leading_causes, settings_to_changes
 from arcuate.doctor.learning_rate import (
-    clip_norm,
+    LENGTH_SETTINGS,
+    clipping,
     higher_learning_rate,
     learning_rate_too_high,
-    length_setting,
     peak_learning_rate,
     updates_too_small,
-    usual_norm,
     with_lr,
 )
 from arcuate.doctor.log_checks import check_log
@@ -124,7 +123,6 @@ _STRENGTHS = (
     *("augment.white_noise_sd", "augment.offset_sd"),
     *("augment.time_masks.n_masks", "augment.feature_masks.n_masks", "optimizer.weight_decay.weights"),
 )
-_LENGTHS = ("train.steps", "schedule.decay_steps", "schedule.cycle_steps")
 _EPS_MATTERS = 1e-4  # an eps below this is smaller than nearly every gradient
 
 
@@ -158,7 +156,7 @@ def direction(change: Change, m: Measurements) -> tuple[Factor, int]:
         return "lr", int(new == "sum_per_trial" and old != new)
     if key == "train.clip_norm":
         return "clip", 1 if not m.log.settings or (new is None and old is not None) else sign
-    if key in _LENGTHS:
+    if key in ("train.steps", *LENGTH_SETTINGS):
         return "length", sign
     return "regularisation", sign if key in _STRENGTHS else 0
 
@@ -199,37 +197,27 @@ def _decoding(lead: Finding, m: Measurements) -> list[Cause]:
 
 
 def _exploded(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
-    since = lead.since
-    too_high = learning_rate_too_high(m, _last_good_step(m, since), updates)
-    causes = []
-    what = _stopped_without_warning(m, since)
-    if what is not None:
-        causes.append(Cause("bad_trial", "data", too_high.score + 0.1 * _weight(m), {"what": what}))
-        if m.log.is_arcuate:
-            causes.pop()
-    causes.append(too_high)
+    causes = [learning_rate_too_high(m, _last_good_step(m, lead.since), updates)]
+    if not m.log.is_arcuate and (what := _stopped_without_warning(m, lead.since)):
+        causes.append(Cause("bad_trial", "data", causes[0].score + 0.1, {"what": what}))
     if m.log.settings.get("train.clip_norm") is None:
-        if m.log.is_arcuate:
-            causes.append(Cause("not_clipped", "clipping", _SECOND, changes=(Change("train.clip_norm", clip_norm(m)),)))
-        else:
-            causes.append(Cause("maybe_not_clipped", "clipping", _SECOND, {"norm": usual_norm(m)}))
+        causes.append(clipping(m, _SECOND))
     precision = {"train.precision.kind": "fp32", "loss.ctc.zero_infinity": True}
-    causes.append(Cause("overflow", "precision", _THIRD, changes=settings_to_changes(precision)))
-    return causes
+    return [*causes, Cause("overflow", "precision", _THIRD, changes=settings_to_changes(precision))]
 
 
 def _stopped_without_warning(m: Measurements, since: int | None) -> str | None:
     """The loss that became non-finite for good without having risen before; None if there is no such loss."""
+    norms = m.log.grad_norm.finite.between(-np.inf, np.inf if since is None else since).values
+    if len(norms) >= 4 and norms[-1] >= 3 * np.median(norms):
+        return None
     for name, series in (("training loss", m.log.train_loss), ("validation loss", m.log.val_loss)):
         broken = ~np.isfinite(series.values)
-        if len(series) < 2 or not broken.any() or not broken[-1]:
+        if len(series) < 2 or not broken[-1]:
             continue
         before = running_median(series.values[: int(broken.argmax())])
         if len(before) < 2 or before[-1] < 1.5 * before.min():
-            finite = m.log.grad_norm.finite
-            norms = finite.between(-np.inf, since if since is not None else np.inf).values
-            if len(norms) < 4 or norms[-1] < 3 * np.median(norms):
-                return name
+            return name
     return None
 
 
@@ -243,21 +231,14 @@ def _last_good_step(m: Measurements, since: int | None) -> int | None:
 
 
 def _collapsed(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
-    if m.learnt and updates.direction != "too_small":
-        return [learning_rate_too_high(m, m.best_step, updates), *_input(m)]
-    labels = Cause(
-        "labels_unrelated",
-        "labels",
-        0.2 if m.log.is_arcuate else _SECOND,
-        {"reason": "with a wrong blank index, or wrong label lengths, only blanks can be learnt"},
-    )
+    reason = "with a wrong blank index, or wrong label lengths, only blanks can be learnt"
+    labels = Cause("labels_unrelated", "labels", 0.2 if m.log.is_arcuate else _SECOND, {"reason": reason})
     if updates.direction == "too_small":
         return [*updates_too_small(m, updates), *_input(m), labels]
-    if updates.direction == "too_large":
-        return [learning_rate_too_high(m, None, updates), *_input(m), labels]
-    if m.log.is_arcuate:  # the packaged recipe is a better source than another model's settings
-        return [Cause("coupling", "coupling", _FIRST, {"warning": SENTENCES["lr_unknown"].because}), *_input(m), labels]
-    if m.first_fall_share is not None:
+    if m.learnt or updates.direction == "too_large":
+        too_high = learning_rate_too_high(m, m.best_step if m.learnt else None, updates)
+        return [too_high, *_input(m), *([] if m.learnt else [labels])]
+    if m.first_fall_share is not None and not m.log.is_arcuate:
         reason = (
             f"the loss fell to the level of a blank output within {100 * m.first_fall_share:.0f} % of the run, without"
             " noise, and stayed there: its updates are neither much too small nor much too large"
@@ -276,33 +257,23 @@ def _input(m: Measurements) -> list[Cause]:
 
 def _degraded(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
     trend = m.train_loss_trend or 0.0
-    falling, rising = trend < -LOSS_TREND, trend > LOSS_TREND
     too_high = learning_rate_too_high(m, m.best_step, updates)
-    reason = (
-        "training continued to improve while validation got worse"
-        if falling
-        else "less likely, because training got worse as well"
-        if rising
-        else "possible, because the training loss does not rule it out"
-    )
-    if falling:
+    score, reason = _THIRD, "possible, because the training loss does not rule it out"
+    if trend > LOSS_TREND:
+        reason = "less likely, because training got worse as well"
+    if trend < -LOSS_TREND:
         too_high = replace(too_high, score=min(too_high.score, _SECOND))
-    score = _FIRST + 0.3 if falling else _THIRD
+        score, reason = _FIRST + 0.3, "training continued to improve while validation got worse"
     return [too_high, _more_regularisation(m, "too_little_regularisation", reason, score), *_different_splits(m)]
 
 
 def _overfit(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
     steps = max(m.best_step, 1) if m.n else 1000
-    shorter: dict[str, Any] = {"train.steps": steps}
-    for key in ("schedule.decay_steps", "schedule.cycle_steps"):
-        if (m.log.settings.get(key) or 0) > steps:
-            shorter[key] = steps
-    reason = "validation gets worse while training continues to improve"
-    ema = settings_to_changes({"ema.decay": 0.999})
+    too_long = [key for key in LENGTH_SETTINGS if (m.log.settings.get(key) or 0) > steps]
+    shorter = tuple(Change(key, steps) for key in ("train.steps", *too_long))
     return [
-        _more_regularisation(m, "memorised", reason, _FIRST),
-        Cause("run_too_long", "length", _SECOND, {"step": steps}, settings_to_changes(shorter)),
-        Cause("fluctuating", "averaging", _FOURTH, changes=ema),
+        _more_regularisation(m, "memorised", "validation gets worse while training continues to improve", _FIRST),
+        Cause("run_too_long", "length", _SECOND, {"step": steps}, shorter),
         *_different_splits(m),
     ]
 
@@ -456,24 +427,20 @@ def _unfinished(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]
     if m.loss_gap is not None and m.loss_gap <= _UNDERFIT:
         score = 0.6 if m.gain < LIMITS.falling else _SECOND
         causes.append(_less_regularisation(m, _underfit_text(m), score))
-    stopped = m.planned is not None and m.planned > last and not m.finished
+    kind, resume = "run_ended" if m.finished else "run_stopped", "from the last checkpoint"
     steps = m.planned if m.planned and m.planned > last else 2 * max(last, 1)
-    resume = "continue with --resume" if m.log.is_arcuate else "continue from the last checkpoint"
-    if m.log.is_arcuate and stopped:
-        causes.append(Cause("run_stopped", "length", _FIRST, {"rest": f"{resume}, train.steps={steps}"}))
+    if m.log.is_arcuate and steps == m.planned and not m.finished:
+        causes.append(Cause(kind, "length", _FIRST, {"rest": f"continue with --resume, train.steps={steps}"}))
     elif unit == "batches" or m.log.is_arcuate:
         longer: dict[str, Any] = {"train.steps": steps}
         if stages := m.log.settings.get("stages"):
             ratio = steps / max(1, last)
             longer["stages"] = [{**s, "steps": s["steps"] and round(ratio * s["steps"])} for s in stages]
-        if (key := length_setting(m)) and m.log.settings.get(key):
-            longer[key] = steps
-        facts = {"rest": "" if m.log.is_arcuate else ", from the last checkpoint"}
-        kind = "run_ended" if m.finished else "run_stopped"
-        causes.append(Cause(kind, "length", _FIRST, facts, settings_to_changes(longer)))
+        longer |= {key: steps for key in LENGTH_SETTINGS if m.log.settings.get(key)}
+        rest = "" if m.log.is_arcuate else f", {resume}"
+        causes.append(Cause(kind, "length", _FIRST, {"rest": rest}, settings_to_changes(longer)))
     else:
-        kind = "run_ended" if m.finished else "run_stopped"
-        causes.append(Cause(kind, "length", _FIRST, {"rest": f"{resume}, for twice as many {unit}"}))
+        causes.append(Cause(kind, "length", _FIRST, {"rest": f"continue {resume}, for twice as many {unit}"}))
     return causes
 
 
@@ -481,14 +448,14 @@ def _too_short(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
     every = max(1, min(100, (m.log.settings.get("train.steps") or 2000) // 20))
     has_rows = m.log.is_arcuate and len(m.log.train_loss.finite) >= _MIN_ROWS
     change = (Change("train.validate_every", every),)
-    few = Cause("few_evaluations", "length", _LAST if has_rows else _FIRST, {"n": m.n}, change)
+    causes = [Cause("few_evaluations", "length", _LAST if has_rows else _FIRST, {"n": m.n}, change)]
     if m.stuck_train_loss:
-        return [*_collapsed(lead, m, updates), few]
-    if not has_rows:
-        return [few]
-    if updates.direction == "too_large":
-        return [learning_rate_too_high(m, None, updates), few]
-    return [*(updates_too_small(m, updates) if updates.direction == "too_small" else []), few]
+        causes += _collapsed(lead, m, updates)
+    elif has_rows and updates.direction == "too_large":
+        causes.append(learning_rate_too_high(m, None, updates))
+    elif has_rows and updates.direction == "too_small":
+        causes += updates_too_small(m, updates)
+    return causes
 
 
 def _healthy(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:

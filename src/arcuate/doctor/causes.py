@@ -141,11 +141,8 @@ SENTENCES: Mapping[str, Sentence] = {
         ", or at this eps {alternative}: the updates have to become larger, not smaller",
     ),
     "clipped_too_hard": Sentence("gradients are clipped to almost nothing, so the updates are too small", "{reason}"),
-    "not_clipped": Sentence("gradients were not clipped", "a single bad batch can undo thousands of updates"),
-    "maybe_not_clipped": Sentence(
-        "gradients may not have been clipped",
-        "a single bad batch can undo thousands of updates",
-        "clip gradients to about {norm:g}, or keep a lower limit",
+    "not_clipped": Sentence(
+        "gradients {were} not clipped", "a single bad batch can undo thousands of updates", "{rest}"
     ),
     "coupling": Sentence(
         "learning rate, eps and reduction no longer match",
@@ -255,7 +252,6 @@ SENTENCES: Mapping[str, Sentence] = {
         "{rest}",
     ),
     "few_evaluations": Sentence("too few evaluations for a verdict", "{n} in the log", ", or train longer"),
-    "fluctuating": Sentence("the weights fluctuate around the best", "late evaluations scatter above it"),
     # Settings outside the range of recipes that work: `recipe_checks`.
     "differs": Sentence("{setting} differs from the packaged recipe", "{setting} is {new}, {old} in {parent}"),
     "too_high": Sentence("{problem}", "{setting} is {shown}; recipes that work have at most {bound:g}{packaged}"),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.doctor.causes import Cause, Change, describe_changes, settings_to_changes
-from arcuate.doctor.measurements import Measurements
+from arcuate.doctor.measurements import Measurements, first_departure
 from arcuate.doctor.updates import Updates
 from arcuate.training.step_size import GOOD_PATH, MAX_STEP
 
@@ -13,6 +13,7 @@ _FIRST, _SECOND, _THIRD = 0.55, 0.45, 0.35
 _SAFE = 2 / 3  # fraction of the largest learning rate that works
 _MOST = 0.8  # fraction of the peak: a lower rate is at most this
 _MEAN_LR = 0.5  # mean learning rate of a decaying schedule / its peak
+LENGTH_SETTINGS = ("schedule.decay_steps", "schedule.cycle_steps")  # of a schedule
 _EPS_MATTERS = 1e-4  # an eps below this is smaller than nearly every gradient
 
 
@@ -65,8 +66,8 @@ def higher_learning_rate(m: Measurements, updates: Updates, stuck: bool) -> list
     limit = MAX_STEP if m.log.settings and updates.damping > 0.5 else 2 * MAX_STEP / min(1.0, updates.damping)
     if 4 * peak > limit:
         return []
-    if key := length_setting(m):
-        facts["longer"] = f", or a longer {key}"
+    if keys := [key for key in LENGTH_SETTINGS if key in m.log.settings]:
+        facts["longer"] = f", or a longer {keys[0]}"
     score = _SECOND if stuck else _THIRD
     return [Cause("lr_too_low_or_decayed", "learning_rate", score, facts, with_lr(m, 4 * peak))]
 
@@ -186,9 +187,19 @@ def clip_norm(m: Measurements) -> float:
 
 
 def usual_norm(m: Measurements) -> float:
-    """The gradient norm of the first half of a run, rounded; 1 if it was not logged."""
-    norms = m.log.grad_norm.finite.values
-    return float(f"{np.median(norms[: len(norms) // 2]):.1g}") if len(norms) > 3 else 1.0
+    """The gradient norm before gradients exploded, of the first half of the run at most; 1 if it was not logged."""
+    norms, sign = m.log.grad_norm.finite, first_departure(m)
+    before = norms.between(-np.inf, sign.step - 1 if sign else np.inf).values[: max(1, len(norms) // 2)]
+    return float(f"{np.median(before):.1g}") if len(before) else 1.0
+
+
+def clipping(m: Measurements, score: float) -> Cause:
+    """Gradients that were not clipped, as far as the log states it."""
+    if m.log.is_arcuate:
+        change = Change("train.clip_norm", clip_norm(m))
+        return Cause("not_clipped", "clipping", score, {"were": "were", "rest": ""}, (change,))
+    rest = f"clip gradients to about {usual_norm(m):g}, or keep a lower limit"
+    return Cause("not_clipped", "clipping", score, {"were": "were perhaps", "rest": rest})
 
 
 def _learning_rate_at(m: Measurements, step: int | None) -> float | None:
@@ -212,12 +223,6 @@ def _peak_setting(m: Measurements) -> str:
     if not m.log.settings:
         return "schedule.peak_lr"
     return "schedule.lr" if "schedule.lr" in m.log.settings else "schedule.peak_lr"
-
-
-def length_setting(m: Measurements) -> str | None:
-    """The setting of the length of the schedule, if its kind has one."""
-    names = ("schedule.decay_steps", "schedule.cycle_steps")
-    return next((name for name in names if name in m.log.settings), None)
 
 
 def _rounded(value: float) -> float:

@@ -148,8 +148,9 @@ def _collapsed(m: Measurements, limits: Limits) -> Finding | None:
     if m.learnt:
         text = f"{name} had reached {m.shown(m.best_raw)} at step {m.best_step:,} and returned to {m.shown_end}"
     else:
+        left = "never left" if m.best_raw >= CONSTANT_OUTPUT_PER else "left only for a moment"
         text = (
-            f"{name} never left the level of a constant output (all-blank solution): best {m.shown(m.best_raw)},"
+            f"{name} {left} the level of a constant output (all-blank solution): best {m.shown(m.best_raw)},"
             f" last {m.shown_end}"
         )
     falling = not m.learnt and _falls(m, limits) and m.regression <= limits.recovered
