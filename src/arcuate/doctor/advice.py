@@ -55,10 +55,9 @@ def find_causes(lead: Finding, m: Measurements, rest: Sequence[Finding] = ()) ->
     verdicts = (lead.verdict, *(f.verdict for f in rest if f.verdict))
     provisional = lead.verdict == "too_short" and not m.stuck_train_loss
     candidates = [
-        *check_recipe(m, symptoms, updates, provisional),
+        *check_recipe(m, symptoms, provisional),
         *check_log(m, updates),
         *_CAUSES[lead.verdict](lead, m, updates),
-        *_coupling(m),
         *_decoding(lead, m),
     ]
     found: dict[str, Cause] = {}
@@ -166,11 +165,6 @@ def direction(change: Change, m: Measurements) -> tuple[Factor, int]:
 
 def _weight(m: Measurements) -> float:
     return _OWN_CODE if m.log.is_arcuate else 1.0
-
-
-def _coupling(m: Measurements) -> list[Cause]:
-    """Learning rate, eps or reduction changed without the others, relative to a known recipe."""
-    return [Cause("coupling", "coupling", _SECOND, {"warning": w}) for w in m.log.coupling_warnings[:1]]
 
 
 def _decoding(lead: Finding, m: Measurements) -> list[Cause]:

@@ -144,11 +144,6 @@ SENTENCES: Mapping[str, Sentence] = {
     "not_clipped": Sentence(
         "gradients {were} not clipped", "a single bad batch can undo thousands of updates", "{rest}"
     ),
-    "coupling": Sentence(
-        "learning rate, eps and reduction no longer match",
-        "{warning}",
-        "take all three from the official recipe, then change one at a time",
-    ),
     "off_schedule": Sentence(
         "the learning rate did not follow its schedule",
         "from step {step:,} it was {ratio:.3g} times that of the recipe, up to {highest:.3g}",
@@ -253,7 +248,6 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "few_evaluations": Sentence("too few evaluations for a verdict", "{n} in the log", ", or train longer"),
     # Settings outside the range of recipes that work: `recipe_checks`.
-    "differs": Sentence("{setting} differs from the packaged recipe", "{setting} is {new}, {old} in {parent}"),
     "too_high": Sentence("{problem}", "{setting} is {shown}; recipes that work have at most {bound:g}{packaged}"),
     "too_low": Sentence("{problem}", "{setting} is {shown}; recipes that work have at least {bound:g}{packaged}"),
     "wrong_setting": Sentence("{problem}", "{reason}{packaged}"),

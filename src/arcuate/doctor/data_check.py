@@ -5,8 +5,8 @@ checkpoint, show labels that contradict what the model decodes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ _DECODES_WELL = 0.5  # median error rate of the training trials below which an o
 _OUTLIER, _MIN_OUTLIER = 6.0, 0.6  # robust SDs above the median, and the error rate of a mislabelled trial
 _BETTER = 0.6  # ratio of error rates: the output of a trial fits the label of another one better
 _MAX_LISTED = 20  # trials whose ids are named
+_PREPARE_AGAIN = "prepare the source again, which excludes these trials"
 _MAX_MATCHED = 200  # suspected trials whose output is compared with all other labels
 
 
@@ -75,7 +76,7 @@ def check_data(
     train = [t for t in store.trials if t.split == "train" and t.session in sessions and t.tokens is not None]
     used = [t for t in train if t.usable]
     notes = list(_note_excluded(train))
-    faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, store, used), *_check_copies(used)]
+    faults = [*_check_bins(store, used, notes, progress), *_check_labels(run, store, used)]
     faults += _check_results(run, store, used, decode_training, notes, progress)
     ordered = sorted(faults, key=lambda fault: (not fault.severe, -fault.share))
     return DataCheck(tuple(ordered), tuple(notes), len(used))
@@ -108,71 +109,61 @@ def _check_bins(
     n_bytes = 4 * store.n_channels * sum(t.n_bins for t in used)
     every = max(1, -(-n_bytes // _MAX_BYTES))
     scanned = used[::every]
+    n = len(scanned)
     if every > 1:
         notes.append(f"bins were checked in one of every {every} training trials")
     non_finite, dead = [], []
     for i, trial in enumerate(scanned, start=1):
         bins = store.read_bins(trial)
-        finite = np.isfinite(bins)
-        if not finite.all():
+        if not np.isfinite(bins).all():
             non_finite.append(trial)
         elif len(bins) and float((bins == bins[0]).all(axis=0).mean()) > _DEAD_CHANNELS:
             dead.append(trial)
         if progress:
-            progress(i, len(scanned), "checking trials")
-    n = len(scanned)
-    yield from _fault(
-        "non-finite bins", "contain NaN or infinite bins, which the model reads as 0",
-        "prepare the source again, which excludes these trials, or repair them", non_finite, n, 0.0,
-    )  # fmt: skip
+            progress(i, n, "checking trials")
+    text, remedy = "contain NaN or infinite bins, which the model reads as 0", "or repair them"
+    yield from _fault("non-finite bins", text, f"{_PREPARE_AGAIN}, {remedy}", non_finite, n, 0.0)
     per_session = Counter(t.session for t in scanned)
     dead_sessions = [s for s, k in Counter(t.session for t in dead).items() if k > _DEAD_TRIALS * per_session[s]]
+    text = "are constant in most channels"
     for session in dead_sessions:
+        remedy = f"remove session {session} (data.sessions), or prepare its source again"
         affected = [t for t in dead if t.session == session]
-        yield from _fault(
-            "dead session", f"are constant in most channels: session {session} has no signal",
-            f"remove session {session} (data.sessions), or prepare its source again", affected, n, 0.0,
-        )  # fmt: skip
+        yield from _fault("dead session", f"{text}: session {session} has no signal", remedy, affected, n, 0.0)
     others = [t for t in dead if t.session not in dead_sessions]
-    yield from _fault(
-        "dead trials", "are constant in most channels", "prepare the source again, which excludes them", others, n
-    )
+    yield from _fault("dead trials", text, _PREPARE_AGAIN, others, n)
 
 
 def _check_labels(run: Run, store: Store, used: Sequence[TrialInfo]) -> Iterator[DataFault]:
-    """Padded labels, labels that contradict their sentence, and labels too long for the frames of the model."""
-    n = len(used)
-    edge = boundary_index(store.classes)
-    padded = [t for t in used if t.tokens and (BLANK in t.tokens or t.tokens[-2:] == (edge, edge))]
-    remedy = "write the true length of each label, and prepare the source again"
-    yield from _fault("padded labels", "have a padded label, ending in repeated silence or blanks", remedy, padded, n)
-    # Padding is a fault of its own; the comparison with the sentence ignores it.
-    wrong = [t for t in used if t.text and t.tokens and contradicts_text(t.tokens, t.text, store.classes)]
-    yield from _fault(
-        "labels", "have a label that contradicts their sentence",
-        "correct the labels of these trials, or exclude them, and prepare the source again", wrong, n,
-    )  # fmt: skip
+    """Padded labels, labels that contradict their sentence or are too long for the frames, and copies of trials."""
+    edge, seen = boundary_index(store.classes), set[str]()
     patch = run.recipe_tree().get("front_end", {}).get("patch", {})
-    if isinstance(patch, Mapping) and isinstance(bins := patch.get("bins"), int):
-        stride = patch.get("stride") or 1
-        long = [t for t in used if min_frames(t.tokens or ()) > max(0, t.n_bins - bins) // stride + 1]
-        yield from _fault(
-            "labels longer than the frames",
-            f"have more {token_unit(store.classes)}s than frames and are left out of training",
-            f"lower front_end.patch.stride, now {stride}", long, n,
-        )  # fmt: skip
+    bins, stride = (patch.get("bins"), patch.get("stride") or 1) if isinstance(patch, Mapping) else (None, 1)
 
+    def is_long(trial: TrialInfo) -> bool:
+        n_frames = max(0, trial.n_bins - bins) // stride + 1 if isinstance(bins, int) else np.inf
+        return min_frames(trial.tokens or ()) > n_frames
 
-def _check_copies(used: Sequence[TrialInfo]) -> Iterator[DataFault]:
-    counts = Counter(t.sha256 for t in used if t.sha256)
-    seen: set[str] = set()
-    copies = []
-    for trial in used:
-        if counts[trial.sha256] > 1 and trial.sha256 in seen:
-            copies.append(trial)
-        seen.add(trial.sha256)
-    remedy = "remove the copies from the source, and prepare it again"
-    yield from _fault("duplicated trials", "are copies of another trial", remedy, copies, len(used))
+    def is_copy(trial: TrialInfo) -> bool:
+        known = trial.sha256 in seen
+        seen.update(filter(None, [trial.sha256]))
+        return known
+
+    unit = token_unit(store.classes)
+    checks: tuple[tuple[str, str, str, Callable[[TrialInfo], bool]], ...] = (
+        ("padded labels", "have a padded label, ending in repeated silence or blanks",
+         "write the true length of each label, and prepare the source again",
+         lambda t: BLANK in (t.tokens or ()) or (t.tokens or ())[-2:] == (edge, edge)),
+        ("labels", "have a label that contradicts their sentence",  # apart from its padding
+         "correct the labels of these trials, or exclude them, and prepare the source again",
+         lambda t: contradicts_text(t.tokens or (), t.text, store.classes)),
+        ("labels longer than the frames", f"have more {unit}s than frames and are left out of training",
+         f"lower front_end.patch.stride, now {stride}", is_long),
+        ("duplicated trials", "are copies of another trial", "remove the copies from the source, and prepare it again",
+         is_copy),
+    )  # fmt: skip
+    for kind, text, remedy, is_faulty in checks:
+        yield from _fault(kind, text, remedy, [t for t in used if is_faulty(t)], len(used))
 
 
 # Comparison of labels with the output of the model.
@@ -195,46 +186,31 @@ def _check_results(
         from arcuate.evaluation.evaluate import evaluate  # imports torch
 
         evaluate(run, split="train", data=store.path, progress=progress)
-    if not file.is_file():
-        return
     known = {t.id: t for t in used}
-    decoded = [d for row in read_jsonl(file) if (d := _parse_row(row, known, store.classes)) is not None]
+    rows = read_jsonl(file) if file.is_file() else []
+    decoded = [d for row in rows if (d := _parse_row(row, known, store.classes)) is not None]
     if len(decoded) < 10:
         return
     rates = np.array([d.per for d in decoded])
     middle = float(np.median(rates))
+    shown = f"median error rate {percent(middle)}"
     if middle > _DECODES_WELL:
-        notes.append(
-            "labels cannot be checked against the output: the median error rate of the training trials is"
-            f" {percent(middle)}"
-        )
+        notes.append(f"labels cannot be checked against the output of the training trials: {shown}")
         return
-    spread = 1.4826 * float(np.median(np.abs(rates - middle)))
-    suspects = [d for d in decoded if d.per > max(_MIN_OUTLIER, middle + _OUTLIER * spread)]
-    suspects = [
-        d
-        for d in suspects
-        if not contradicts_text(d.trial.tokens or (), d.trial.text, store.classes) or not d.trial.text
-    ]
-    yield from _note_sessions(decoded, notes)
-    swapped = _find_swaps(suspects[:_MAX_MATCHED], decoded)
+    yield from _bad_sessions(decoded)
+    limit = max(_MIN_OUTLIER, middle + _OUTLIER * 1.4826 * float(np.median(np.abs(rates - middle))))
+    suspects = [d for d in decoded if d.per > limit]
+    suspects = [d for d in suspects if not contradicts_text(d.label, d.trial.text, store.classes)]
     if not suspects:
         checked = counted(len(decoded), "training trial")
-        notes.append(
-            f"no label contradicts the output of the model: {checked} decoded, median error rate {percent(middle)},"
-            f" highest {percent(float(rates.max()))}"
-        )
-    text = f"are decoded as something other than their label (median error rate {percent(middle)})"
-    for fault in _fault(
-        "suspected labels", text, "check the labels of these trials against the recordings",
-        [d.trial for d in suspects], len(decoded),
-    ):  # fmt: skip
-        if swapped:
-            own, other = swapped[0]
-            n = counted(len(swapped), "trial")
-            extra = f"; the output of {n} fits the label of another, such as {own} that of {other}"
-            fault = replace(fault, sentence=fault.sentence + extra)
-        yield fault
+        notes.append(f"no label contradicts the output of the model: {checked} decoded, {shown}")
+    text, swapped = f"are decoded as something other than their label ({shown})", _find_swaps(suspects, decoded)
+    if swapped:
+        own, other = swapped[0]
+        n = counted(len(swapped), "trial")
+        text += f"; the output of {n} fits the label of another, such as {own} that of {other}"
+    remedy = "check the labels of these trials against the recordings"
+    yield from _fault("suspected labels", text, remedy, [d.trial for d in suspects], len(decoded))
 
 
 def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo], classes: Sequence[str]) -> _Decoded | None:
@@ -249,32 +225,25 @@ def _parse_row(row: Mapping[str, Any], known: Mapping[str, TrialInfo], classes: 
     return _Decoded(trial, label, hypothesis, Levenshtein.distance(label, hypothesis) / len(label))
 
 
-def _note_sessions(decoded: Sequence[_Decoded], notes: list[str]) -> Iterator[DataFault]:
-    """A session that is decoded much worse than the others."""
-    rates = defaultdict(list)
+def _bad_sessions(decoded: Sequence[_Decoded]) -> Iterator[DataFault]:
+    """Sessions that are decoded much worse than the others."""
+    sessions = defaultdict(list)
     for d in decoded:
-        rates[d.trial.session].append(d.per)
-    means = {session: float(np.median(values)) for session, values in rates.items() if len(values) >= 10}
-    if len(means) < 3:
-        return
-    middle = float(np.median(list(means.values())))
-    for session, rate in means.items():
+        sessions[d.trial.session].append(d)
+    rates = {name: float(np.median([d.per for d in found])) for name, found in sessions.items() if len(found) >= 10}
+    middle = float(np.median(list(rates.values()))) if len(rates) >= 3 else np.inf
+    for name, rate in rates.items():
         if rate > max(_MIN_OUTLIER, 2 * middle):
-            affected = [d.trial for d in decoded if d.trial.session == session]
-            yield from _fault(
-                "session without information",
-                f"belong to session {session}, whose error rate is {percent(rate)}; the median session has"
-                f" {percent(middle)}",
-                f"inspect session {session}, or leave it out (data.sessions)", affected, len(decoded),
-            )  # fmt: skip
+            text = f"belong to session {name} with {percent(rate)} errors; the median session has {percent(middle)}"
+            remedy = f"inspect session {name}, or leave it out (data.sessions)"
+            affected = [d.trial for d in sessions[name]]
+            yield from _fault("session without information", text, remedy, affected, len(decoded))
 
 
 def _find_swaps(suspects: Sequence[_Decoded], decoded: Sequence[_Decoded]) -> list[tuple[str, str]]:
     """Pairs of trials: the output of the first fits the label of the second much better than its own."""
     found = []
-    for d in suspects:
-        if not d.output:
-            continue
+    for d in (d for d in suspects[:_MAX_MATCHED] if d.output):
         rates = [(Levenshtein.distance(d.output, o.label) / len(o.label), o) for o in decoded if o is not d]
         rate, other = min(rates, key=lambda pair: pair[0])
         if rate < _BETTER * d.per:

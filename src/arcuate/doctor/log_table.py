@@ -88,7 +88,6 @@ class TrainingLog:
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the recipe, if known: dotted path to value
     parent: str | None = None  # packaged recipe that the recipe is derived from
     parent_settings: Mapping[str, Any] = field(default_factory=dict)
-    coupling_warnings: tuple[str, ...] = ()  # learning rate, eps and loss reduction that do not match
     update_ratio: Series = Series()  # norm of an update / norm of the weights
     grad_norm_max: Series = Series()  # largest norm of each logging interval
     scheduled_lr: Series = Series()  # learning rate of the recipe's schedule at the steps of `lr`

@@ -1,17 +1,16 @@
-"""Causes found in the recipe of an arcuate run: settings outside the range of runs that work, and changed settings.
+"""Causes found in the recipe of an arcuate run: settings outside the range of runs that work.
 
 A setting is suspected if it lies outside the range of published and packaged recipes. Its score is higher if it differs
 from the packaged recipe that the run is derived from, and if it explains what the log shows.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from arcuate.config import to_yaml_line
 from arcuate.doctor.causes import Cause, settings_to_changes
 from arcuate.doctor.measurements import Measurements
-from arcuate.doctor.updates import Updates
 from arcuate.progress import logger as _logger
 from arcuate.progress import percent
 
@@ -20,7 +19,7 @@ _PROVISIONAL = 0.4  # the same with too few evaluations for a verdict
 _OF_HEALTHY = 0.5  # the same for a run with nothing wrong in its curves
 _UNRELATED = 0.4  # factor on the score of a setting that does not explain the verdict
 _AS_PACKAGED = 0.3  # factor on the score of a setting that has the value of the packaged recipe
-_CHANGED, _PER_DECADE = 0.3, 0.3  # score of a changed setting, and of each factor of ten of the change
+_CHANGED = 0.3  # score added for a setting that differs from the packaged recipe
 _MAX_DECADES = 2.0
 _TYPICAL_BINS = 300  # median length of a trial: 6 s
 
@@ -210,20 +209,8 @@ CHECKS = (
           quantity=_frozen_encoder, reason="no stage trains the encoder", changes=_trained_stages),
 )  # fmt: skip
 
-# Settings whose difference from the packaged recipe can explain a failure, and the factor they belong to.
-_FACTORS = {
-    **{check.setting: check.factor for check in CHECKS if not check.setting.startswith(("schedule.", "stages"))},
-    "optimizer.eps": "eps", "loss.ctc.reduction": "loss_reduction",
-    "loss.ctc.zero_infinity": "precision", "train.accumulate": "batch_size", "front_end.log1p": "normalisation",
-    "front_end.smoothing.taps": "smoothing", "front_end.patch.bins": "frame_rate", "ema.decay": "averaging",
-    "data.batching.kind": "batch_size", "output_init": "initialisation",
-    **{f"augment.time_masks.{key}": "masks" for key in ("n_masks", "max_fraction", "max_bins", "probability")},
-    **{f"augment.feature_masks.{key}": "masks" for key in ("n_masks", "max_channels", "probability")},
-}  # fmt: skip
-_SCHEDULE_LENGTHS = ("warmup_steps", "warmup_fraction", "pct_start", "decay_steps", "hold_steps", "cycle_steps")
 
-
-def check_recipe(m: Measurements, symptoms: frozenset[str], updates: Updates, provisional: bool = False) -> list[Cause]:
+def check_recipe(m: Measurements, symptoms: frozenset[str], provisional: bool = False) -> list[Cause]:
     """Suspected settings, highest score first; one cause per factor.
 
     `provisional`: there are too few evaluations for a verdict, so weak suspicions are left out.
@@ -237,7 +224,6 @@ def check_recipe(m: Measurements, symptoms: frozenset[str], updates: Updates, pr
         "packaged.normalise": m.log.parent_settings.get("front_end.normalise"),
     }
     found = [cause for check in CHECKS if (cause := _judge(check, settings, m, symptoms)) is not None]
-    found += _changed(m, symptoms, updates)
     limit = _OF_HEALTHY if not symptoms else _PROVISIONAL if provisional else _RELEVANT
     best: dict[str, Cause] = {}
     for cause in sorted(found, key=lambda c: -c.score):
@@ -296,40 +282,3 @@ def _distance_outside(value: Any, check: Check) -> float | None:
     if check.low is not None and value < check.low:
         return min(_MAX_DECADES, math.log10(check.low / max(value, 1e-12)))
     return None
-
-
-def _changed(m: Measurements, symptoms: frozenset[str], updates: Updates) -> Iterator[Cause]:
-    """Settings that differ from the packaged recipe, if something is wrong."""
-    if not symptoms or not m.log.parent:
-        return
-    settings, packaged = m.log.settings, m.log.parent_settings
-    factors = dict(_FACTORS)
-    if settings.get("schedule.kind") == packaged.get("schedule.kind"):
-        for key in _SCHEDULE_LENGTHS:
-            if packaged.get(f"schedule.{key}") is not None and settings.get(f"schedule.{key}") is not None:
-                factors[f"schedule.{key}"] = "warmup" if key.startswith(("warmup", "pct")) else "schedule"
-    limits = {check.setting: check for check in CHECKS if not check.wrong and check.quantity is None}
-    for key, factor in factors.items():
-        if key not in settings or key not in packaged or settings[key] == packaged[key]:
-            continue
-        new, old = settings[key], packaged[key]
-        if factor == "eps" and updates.direction == "too_small":
-            continue  # explained by the size of the updates
-        score = _CHANGED * 0.5 + _PER_DECADE * _change_size(new, old)
-        if factor == "eps" and updates.direction == "too_large" and isinstance(new, float) and new > old:
-            score = 0.3 * score  # a larger eps makes updates smaller: it cannot be why they are too large
-        if factor == "clipping" and UNSTABLE in symptoms and new is None:
-            score += 0.3
-        explains = key not in limits or bool(symptoms & limits[key].symptoms)
-        facts = {"setting": key, "new": to_yaml_line(new), "old": to_yaml_line(old), "parent": m.log.parent}
-        yield Cause("differs", factor, score if explains else 0.5 * score, facts, settings_to_changes({key: old}))
-
-
-def _change_size(new: Any, old: Any) -> float:
-    """A change in factors of ten; 1 for a change of kind."""
-    numbers = [v for v in (new, old) if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(numbers) < 2:
-        return 1.0
-    if min(numbers) <= 0:
-        return min(1.0, abs(float(numbers[0] - numbers[1])))
-    return min(_MAX_DECADES, abs(math.log10(numbers[0] / numbers[1])))

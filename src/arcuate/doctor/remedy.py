@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from arcuate.insight.comparison import Comparison
 
 # Only one of these is changed at a time, because each of them alone corrects the size of the updates.
-_STEP_SIZE = frozenset({"learning_rate", "eps", "clipping", "loss_reduction", "coupling"})
+_STEP_SIZE = frozenset({"learning_rate", "eps", "clipping", "loss_reduction"})
 
 
 @dataclass(frozen=True)

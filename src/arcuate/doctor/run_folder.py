@@ -13,11 +13,10 @@ from arcuate.doctor.columns import flatten
 from arcuate.doctor.formats import Head, read_json_lines
 from arcuate.doctor.log_table import LogTable, Series, TrainingLog
 from arcuate.errors import UserError
-from arcuate.experiments.recipe import Recipe, load_recipe, official_ancestor, recipe_names, run_recipe
+from arcuate.experiments.recipe import Recipe, load_recipe, recipe_names, run_recipe
 from arcuate.files import read_json
 from arcuate.run import Run, open_run
 from arcuate.training.schedule import learning_rate
-from arcuate.training.step_size import coupling_warnings
 
 _BLANK_FRACTION, _FEW_CLASSES = 0.98, 3  # output with almost only blanks, or with at most this many phonemes
 _MAX_INCIDENTS = 5
@@ -88,14 +87,12 @@ def _with_recipe(log: TrainingLog, run: Run, recipe: Recipe | None, environment:
     if recipe is None:
         return log
     parent = packaged_parent(recipe)
-    official = official_ancestor(parent) if parent else None
     return replace(
         log,
         settings=_flat_settings(recipe),
         scheduled_lr=_scheduled_lr(recipe, log.lr),
         parent=parent,
         parent_settings=_flat_settings(load_recipe(parent)) if parent else {},
-        coupling_warnings=tuple(coupling_warnings(recipe, load_recipe(official), official)) if official else (),
         planned=recipe.train.steps,
         planned_because="recipe.yaml",
     )
