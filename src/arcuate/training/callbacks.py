@@ -100,6 +100,11 @@ class Stop:
         """Stop with a checkpoint. Callable from a callback or another thread."""
         self.requested = True
 
+    def request_here(self) -> None:
+        """Stop because another process of the training received a signal, unless this one did as well."""
+        if not self.requested:
+            self.requested, self.signal = True, signal.SIGTERM
+
     @property
     def exit_code(self) -> int:
         return 0 if self.signal is None else 128 + self.signal

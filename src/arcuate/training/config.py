@@ -296,15 +296,12 @@ def read_config(run: Run) -> TrainingConfig:
 
 def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: str) -> Iterator[str]:
     """Yield a sentence for each valid setting that has no effect in this run, or only part of its effect."""
-    steps = recipe.train.steps
-    schedule = recipe.schedule
+    steps, schedule, runtime = recipe.train.steps, recipe.schedule, recipe.runtime
     if isinstance(schedule, WarmupCosine) and schedule.warmup_steps > steps:  # it has a `decay_steps`
         yield (
             f"schedule.warmup_steps {schedule.warmup_steps} is longer than this run of {steps} steps, so the learning"
             " rate never reaches its peak; lower schedule.warmup_steps or raise train.steps"
         )
-    if isinstance(schedule, Plateau) and not validates:
-        yield "schedule.kind=plateau never reduces the learning rate, because there are no validation trials"
     planned = sum(stage.steps or 0 for stage in recipe.stages)
     if planned > steps:
         yield f"train.steps {steps} ends this run before its stages, which add up to {planned} steps"
@@ -315,13 +312,20 @@ def find_ineffective_settings(recipe: TrainingConfig, validates: bool, device: s
                 f"loss.{name}.weight {weight:g} has no effect, because every stage sets the weights of the losses; set"
                 f" stages.NAME.losses.{name}"
             )
-    for stage in recipe.stages:
-        if stage.patience is not None and not validates:
-            yield f"stages.{stage.name}.patience has no effect, because there are no validation trials"
-    if recipe.train.precision.below_per is not None and not validates:
-        yield "train.precision.below_per never enables mixed precision, because there are no validation trials"
+    for effect in () if validates else _find_effects_of_validation(recipe):
+        yield f"{effect}, because there are no validation trials"
     for name in ("compile", "cudnn_benchmark", "tf32"):
-        if getattr(recipe.runtime, name) and device != "cuda":
+        if getattr(runtime, name) and device != "cuda":
             yield f"runtime.{name} needs CUDA and has no effect on {device}"
-    if recipe.runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
+    if runtime.compile and device == "cuda" and recipe.encoder.kind in ("gru", "ssm"):
         yield f"runtime.compile has no effect on encoder.kind={recipe.encoder.kind}: it compiles blocks of Transformers"
+
+
+def _find_effects_of_validation(recipe: TrainingConfig) -> Iterator[str]:
+    if isinstance(recipe.schedule, Plateau):
+        yield "schedule.kind=plateau never reduces the learning rate"
+    for stage in recipe.stages:
+        if stage.patience is not None:
+            yield f"stages.{stage.name}.patience has no effect"
+    if recipe.train.precision.below_per is not None:
+        yield "train.precision.below_per never enables mixed precision"

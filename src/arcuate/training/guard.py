@@ -417,37 +417,45 @@ class Guard:
 
     def _judge_stuck(self, metrics: StepMetrics) -> Verdict:
         m = self.memory
-        patience = self.settings.stuck.patience
-        if m.has_learnt:
-            return KEEP
-        if m.lowest_median is None or metrics.normalised_loss is None:
+        if m.has_learnt or m.lowest_median is None or metrics.normalised_loss is None:
             return KEEP
         _keep(m.normalised_losses, metrics.normalised_loss, _RECENT)
-        is_full = len(m.normalised_losses) == _RECENT
-        m.has_learnt = is_full and median(m.normalised_losses) < _LEARNT
+        level = median(m.normalised_losses) if len(m.normalised_losses) == _RECENT else None
+        m.has_learnt = level is not None and level < _LEARNT
         if m.has_learnt:
             return KEEP
         if m.dropped_to is None or m.lowest_median <= m.dropped_to + math.log1p(-_MIN_DROP):
             m.dropped_at, m.dropped_to = m.n_judged, m.lowest_median
         n_steps = m.n_judged - m.dropped_at
-        level = median(m.normalised_losses) if is_full else 0.0
-        above_chance = level > _ABOVE_CHANCE and m.n_judged >= patience
-        too_slow = level > _AT_CHANCE and m.n_judged >= 2 * patience and self.updates_are_small
-        too_short = self.total_change_is_small and m.eps_limits and m.n_judged >= patience
-        too_large = (m.update_ratio or 0.0) > EXCESSIVE_UPDATE and m.n_judged >= patience
-        if n_steps < patience and not (above_chance or too_slow or too_short or too_large):
+        if n_steps >= self.settings.stuck.patience:
+            fall = f"has not fallen by {100 * _MIN_DROP:g} % in {n_steps} steps and is at chance level"
+        elif place := self._place_near_chance(level or 0.0):
+            fall = f"is still {place} chance level after {m.n_judged} steps"
+        else:
             return KEEP
         m.dropped_to = None  # start counting again
-        fall = f"has not fallen by {100 * _MIN_DROP:g} % in {n_steps} steps and is at chance level"
-        if n_steps < patience:
-            place = "above" if above_chance else "at" if too_slow else "near"
-            fall = f"is still {place} chance level after {m.n_judged} steps"
-        size = ""
-        if m.update_ratio is not None:
-            too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
-            too += f" in {m.n_planned:,} steps" if self.total_change_is_small and m.eps_limits else ""
-            size = f"; update norm at most {m.update_ratio:.2g} of the weight norm{too}"
-        return self._verdict("rewind", "stuck", f"loss {metrics.loss:.3g} {fall}{size}")
+        return self._verdict("rewind", "stuck", f"loss {metrics.loss:.3g} {fall}{self._describe_updates()}")
+
+    def _place_near_chance(self, level: float) -> str | None:
+        """Where a normalised loss that still falls is stuck all the same; None if it may go on."""
+        m, patience = self.memory, self.settings.stuck.patience
+        if m.n_judged < patience:
+            return None
+        if level > _ABOVE_CHANCE:
+            return "above"
+        if level > _AT_CHANCE and m.n_judged >= 2 * patience and self.updates_are_small:
+            return "at"
+        never_arrives = self.total_change_is_small and m.eps_limits
+        return "near" if never_arrives or (m.update_ratio or 0.0) > EXCESSIVE_UPDATE else None
+
+    def _describe_updates(self) -> str:
+        m = self.memory
+        if m.update_ratio is None:
+            return ""
+        too_large = m.update_ratio > EXCESSIVE_UPDATE and m.n_judged >= self.settings.stuck.patience
+        too = ", too small to learn" if self.updates_are_small else ", too large" if too_large else ""
+        too += f" in {m.n_planned:,} steps" if self.total_change_is_small and m.eps_limits else ""
+        return f"; update norm at most {m.update_ratio:.2g} of the weight norm{too}"
 
     def _judge_collapse(self, metrics: StepMetrics) -> Verdict:
         m = self.memory

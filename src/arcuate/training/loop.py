@@ -5,7 +5,6 @@ evidence in incidents.jsonl.
 """
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,67 +57,39 @@ def train(
     differ.
     """
     state.distributed = distributed = distributed or Distributed()
-    loop, progress = _Loop(state, device, callback, distributed), state.progress
-    settings = state.recipe.train
-    encode = make_encode() if make_encode else partial(encode_for_training, state.model)
+    loop = _Loop(state, device, callback, distributed)
+    settings, progress = state.recipe.train, state.progress
+    make_encode = make_encode or (lambda: partial(encode_for_training, state.model))
+    encode = make_encode()
     state.model.train()
     if progress.step == 0:
         loop.save(scheduled=True)
     on_device = prefetch(batches, device)
     stopping = False  # if stop is requested on any process, all of them stop after the same step
     while not state.is_finished and not stopping:
-        loading = time.perf_counter()
-        drawn = [next(on_device) for _ in range(settings.accumulate)]
-        loop.waiting_s += time.perf_counter() - loading
-
+        drawn = loop.draw(on_device)
         learning_rates = _set_learning_rates(state)
-        # Augment, forward, loss, backward.
-        computed = compute_gradients(state, encode, drawn, device, distributed)
-        lr = learning_rates.get("rest", max(learning_rates.values()))
-        # Without guard and loss scaler nothing depends on the metrics: they are read when the next row is written.
-        metrics = computed.read() if state.guard.settings.enabled or state.scaler.is_enabled() else None
-        if metrics is not None:
-            state.record_update_ratio(metrics.update_ratio)
-        verdict = KEEP if metrics is None else _judge(state, metrics, lr)
-        if verdict.applies_update and (metrics is None or metrics.may_update):
-            # The update ratio is measured one step before a row is written; both are then read in one synchronisation.
-            apply_update(state, measure=(progress.step + 2) % settings.log_every == 0)
-        finish_step(state)
-        progress.step += 1
-        progress.position += settings.accumulate
-        skipped_by = None if verdict.applies_update else verdict.kind
-        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), skipped_by)
+        computed = compute_gradients(state, encode, drawn, device, distributed)  # augment, forward, loss, backward
+        metrics, verdict = loop.judge(computed, learning_rates)
+        loop.update(metrics, verdict)
+        loop.add(computed if metrics is None else metrics, sum(b.n_trials for b in drawn), verdict)
         stopping = distributed.any(stop.requested)
-
-        if metrics is not None and verdict.action != "keep" and verdict is not _OVERFLOW:
-            loop.respond(verdict, metrics, drawn)
-        if verdict.action == "rewind":
-            continue
+        if loop.respond(verdict, metrics, drawn):
+            continue  # rewound
         callback.on_step(progress.step)
         is_last = progress.step == settings.steps or state.stage_is_over
-        if progress.step % settings.log_every == 0 or is_last:
+        if is_last or progress.step % settings.log_every == 0:
             loop.log(learning_rates)
-        validated = progress.step % settings.validate_every == 0 or is_last
+        validated = is_last or progress.step % settings.validate_every == 0
         improved = validated and loop.validate(validate)
-        if validated and state.stage_is_over:
-            if progress.interval.n_steps or loop.unread:  # this validation ended the stage early
-                loop.log(learning_rates)
-            if metrics is not None and (problem := loop.find_failure(metrics, drawn)) is not None:
-                loop.restore_healthy(problem)
-            if distributed.is_main:
-                callback.on_stage_end(state.stage_summary())
-            state.start_next_stage()
-            encode = make_encode() if make_encode and not state.is_finished else encode
+        if state.stage_is_over:
+            loop.end_stage(metrics, drawn, learning_rates)
+            encode = encode if state.is_finished else make_encode()
         scheduled = validated or progress.step % settings.checkpoint_every == 0
         if scheduled or stopping:
             loop.checkpoint(improved, scheduled)
-    if stopping and not stop.requested:
-        stop.requested, stop.signal = True, signal.SIGTERM  # another process received a signal
-
-
-def _judge(state: TrainingState, metrics: StepMetrics, lr: float) -> Verdict:
-    """Verdict of the guard, except on an overflow of scaled fp16 gradients, which the loss scaler handles."""
-    return _OVERFLOW if metrics.overflowed else state.guard.judge(metrics, lr, state.n_left)
+    if stopping:
+        stop.request_here()
 
 
 def _set_learning_rates(state: TrainingState) -> dict[str, float]:
@@ -156,11 +127,44 @@ class _Loop:
     started: float = field(default_factory=time.perf_counter)  # of the steps in the next row
     waiting_s: float = 0.0  # for data, in these steps
 
-    def add(self, metrics: StepMetrics | DeviceMetrics, n_trials: int, skipped_by: str | None) -> None:
+    def draw(self, batches: Iterator[Batch]) -> list[Batch]:
+        """The batches of the next step."""
+        loading = time.perf_counter()
+        drawn = [next(batches) for _ in range(self.state.recipe.train.accumulate)]
+        self.waiting_s += time.perf_counter() - loading
+        return drawn
+
+    def judge(self, computed: DeviceMetrics, learning_rates: dict[str, float]) -> tuple[StepMetrics | None, Verdict]:
+        """Metrics of the step and the guard's verdict; None if nothing depends on them before the next row is written.
+
+        An overflow of scaled fp16 gradients is handled by the loss scaler.
+        """
+        state = self.state
+        if not state.guard.settings.enabled and not state.scaler.is_enabled():
+            return None, KEEP
+        metrics = computed.read()
+        state.record_update_ratio(metrics.update_ratio)
+        if metrics.overflowed:
+            return metrics, _OVERFLOW
+        lr = learning_rates.get("rest", max(learning_rates.values()))
+        return metrics, state.guard.judge(metrics, lr, state.n_left)
+
+    def update(self, metrics: StepMetrics | None, verdict: Verdict) -> None:
+        """Apply the update unless the verdict or the loss scaler forbids it, and count the step."""
+        settings, progress = self.state.recipe.train, self.state.progress
+        if verdict.applies_update and (metrics is None or metrics.may_update):
+            # The update ratio is measured one step before a row is written; both are then read in one synchronisation.
+            apply_update(self.state, measure=(progress.step + 2) % settings.log_every == 0)
+        finish_step(self.state)
+        progress.step += 1
+        progress.position += settings.accumulate
+
+    def add(self, metrics: StepMetrics | DeviceMetrics, n_trials: int, verdict: Verdict) -> None:
         """Add a step to the next row; metrics on the device are read when the row or a checkpoint is written."""
         if isinstance(metrics, DeviceMetrics):
             self.unread.append((metrics, n_trials))
         else:
+            skipped_by = None if verdict.applies_update else verdict.kind
             self.state.progress.interval.add(metrics, n_trials, skipped_by)
 
     def _read_metrics(self) -> None:
@@ -230,9 +234,11 @@ class _Loop:
         self.state.record_checkpoint(scheduled)
         return None
 
-    def respond(self, verdict: Verdict, metrics: StepMetrics, batches: Sequence[Batch]) -> None:
-        """Carry out a verdict other than `keep`, and record it."""
+    def respond(self, verdict: Verdict, metrics: StepMetrics | None, batches: Sequence[Batch]) -> bool:
+        """Carry out a verdict other than `keep`, and record it; return whether the run was rewound."""
         state = self.state
+        if metrics is None or verdict.action == "keep" or verdict is _OVERFLOW:
+            return False
         row: dict[str, Any] = {
             "step": state.progress.step,
             "position": batches[0].position,
@@ -262,8 +268,21 @@ class _Loop:
                 f"training was stopped at step {state.progress.step}: {verdict.reason}; {remedy}; the evidence is in"
                 f" {state.run.incidents_file}"
             )
+        return verdict.action == "rewind"
 
-    def find_failure(self, metrics: StepMetrics, batches: Sequence[Batch]) -> str | None:
+    def end_stage(
+        self, metrics: StepMetrics | None, batches: Sequence[Batch], learning_rates: dict[str, float]
+    ) -> None:
+        """Start the next stage, from healthy weights."""
+        if self.state.progress.interval.n_steps or self.unread:  # this validation ended the stage early
+            self.log(learning_rates)
+        if metrics is not None and (problem := self._find_failure(metrics, batches)) is not None:
+            self._restore_healthy(problem)
+        if self.distributed.is_main:
+            self.callback.on_stage_end(self.state.stage_summary())
+        self.state.start_next_stage()
+
+    def _find_failure(self, metrics: StepMetrics, batches: Sequence[Batch]) -> str | None:
         """Return why the weights at the end of a stage are broken; None if they are not.
 
         Steps are judged by the loss before their update, so no step shows the effect of the last update of a stage. The
@@ -280,7 +299,7 @@ class _Loop:
             return None
         return f"the last batch of the stage has a loss of {after:.3g} after the last update, {metrics.loss:.3g} before"
 
-    def restore_healthy(self, problem: str) -> None:
+    def _restore_healthy(self, problem: str) -> None:
         """At the end of a stage whose weights are broken: continue from the last healthy weights of the stage."""
         state, targets = self.state, self.state.guard.memory.targets
         if not targets or targets[-1] >= state.progress.step:
