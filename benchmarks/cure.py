@@ -1,6 +1,6 @@
 """Closed loop of the doctor over the sabotage suite: is the sabotaged factor named, and does the remedy cure the run?
 
-python benchmarks/cure.py --sabotage runs/sabotage [--arm off] [--cure runs/cured] [--blind] [--json FILE]
+python benchmarks/cure.py --sabotage runs/sabotage [--arm off] [--cure runs/cured] [--blind]
 
 Reads the run folders that `benchmarks/sabotage.py` left behind. The diagnosis part trains nothing. With --cure, every
 run with a remedy is trained again with it (same store, seed and steps) unless that run is finished; faults of the
@@ -13,12 +13,13 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from common import table
 from sabotage import COHORTS, patched
 
 from arcuate.doctor import diagnose, run_folder
@@ -138,36 +139,27 @@ def share(flags: Sequence[bool]) -> str:
     return f"{sum(flags)} of {len(flags)} ({sum(flags) / len(flags):.0%})" if flags else "–"
 
 
-def report(cases: Sequence[Case], cured: bool) -> dict[str, Any]:
-    harmful = [case for case in cases if not case.harmless]
-    print("| fault in | runs | harmless | named first | among the first three |", end="")
-    print(" cured within 10 % |" if cured else "")
-    print("|---|---|---|---|---|" + "---|" * cured)
-    summary: dict[str, Any] = {}
+def report(cases: Sequence[Case]) -> None:
+    rows: list[list[Any]] = []
     for kind in ("settings", "program", "data", "all"):
         members = [c for c in cases if kind in (c.kind, "all")]
         bad = [c for c in members if not c.harmless]
         first, three = [c.named(1) for c in bad], [c.named(3) for c in bad]
-        line = f"| {kind} | {len(members)} | {len(members) - len(bad)} | {share(first)} | {share(three)} |"
-        tried = [c for c in bad if c.kind == "settings" and (c.cured is not None or c.cured_error or not c.remedy)]
+        tried = [c for c in bad if c.kind == kind == "settings" and (c.cured is not None or c.cured_error)]
         treated = [c.cured is not None and c.cured <= WITHIN for c in tried]
-        if cured:
-            line += f" {share(treated) if kind == 'settings' else ''} |"
-        print(line)
-        summary[kind] = {"runs": len(members), "harmful": len(bad), "first": sum(first), "three": sum(three)}
-        if cured and kind == "settings":
-            summary[kind] |= {"cured": sum(treated)}
-    print("\n| sabotage | PER above healthy | named at | cured: PER above healthy | remedy |\n|---|---|---|---|---|")
+        rows.append([kind, len(members), len(members) - len(bad), share(first), share(three), share(treated)])
+    head = ["fault in", "runs", "harmless", "named first", "among the first three", "cured within 10 %"]
+    print(table(head, rows), end="\n\n")
+    rows = []
     for name in dict.fromkeys(case.name for case in cases):
         same = [case for case in cases if case.name == name]
         ranks = " ".join("–" if c.harmless else str(_rank(c) or "missed") for c in same)
-        before, after = (" ".join(_points(v) for v in values) for values in
-                         ([c.relative for c in same], [c.cured for c in same]))  # fmt: skip
+        before, after = (" ".join(map(_points, v)) for v in zip(*((c.relative, c.cured) for c in same), strict=True))
         shown = next((c for c in same if not c.harmless), same[0])
         remedy = " ".join(f"{k}={v}" for k, v in shown.remedy.items()) or shown.message
-        print(f"| {name} | {before} | {ranks} | {after if cured else ''} | {remedy[:160]} |")
-    summary["missed"] = sorted({c.name for c in harmful if not c.named(3)})
-    return summary
+        rows.append([name, before, ranks, after, remedy[:160]])
+    print(table(["sabotage", "PER above healthy", "named at", "cured: PER above healthy", "remedy"], rows))
+    print("missed:", *sorted({c.name for c in cases if not c.harmless and not c.named(3)}))
 
 
 def _rank(case: Case) -> int | None:
@@ -182,18 +174,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sabotage", type=Path, required=True, help="folder of benchmarks/sabotage.py")
     parser.add_argument("--arm", default="off", help="off or guard")
-    parser.add_argument("--only", help="names of sabotages, separated by commas")
     parser.add_argument("--cure", type=Path, help="train the remedies into this folder")
     parser.add_argument("--table", action="store_true", help="with --cure: only summarise finished runs")
     parser.add_argument("--blind", action="store_true", help="without the packaged recipe of the runs")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
-    parser.add_argument("--json", type=Path, help="file for the cases")
     args = parser.parse_args()
     levels = healthy_levels(args.sabotage)
     found = args.sabotage.glob(f"*/*/seed-*/{args.arm}/sabotage.json")
     files = sorted(found, key=lambda file: (file.parts[-3], file.parts[-5], file.parts[-4]))
     folders = [f.parent for f in files if f.parts[-5] in levels and f.parts[-4] != "healthy"]
-    folders = [f for f in folders if args.only is None or f.parts[-3] in args.only.split(",")]
     folders = [f for f in folders if int(f.parts[-2].removeprefix("seed-")) < args.seeds]
     with patch.object(run_folder, "packaged_parent", lambda recipe: None) if args.blind else nullcontext():
         cases = [examine(folder, levels) for folder in folders]
@@ -204,10 +193,7 @@ def main() -> None:
                 cure(case, args.cure, args.sabotage, levels)
                 print(f"{case.folder}: {_points(case.relative)} -> {_points(case.cured)} {case.cured_error or ''}",
                       flush=True)  # fmt: skip
-    summary = report(cases, bool(args.cure))
-    if args.json:
-        rows = [{**asdict(case), "folder": str(case.folder)} for case in cases]
-        args.json.write_text(json.dumps({"summary": summary, "cases": rows}, indent=1, default=str))
+    report(cases)
 
 
 if __name__ == "__main__":

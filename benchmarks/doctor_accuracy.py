@@ -1,12 +1,11 @@
 """Accuracy of the doctor on labelled real logs, with confusion table and false alarms.
 
-    python benchmarks/doctor_accuracy.py --logs /path/to/logs [--leave-out] [--dialects] [--json]
+    python benchmarks/doctor_accuracy.py --logs /path/to/logs [--json]
 
 The folder holds labels.csv (file, dataset, primary, secondary, evidence) and runs/, raw/ with manifest.csv (file,
 primary, secondary, role), and strangers/ with labels.csv: runs of public trainers with one known fault each. A verdict
 is correct if it is the primary or a secondary verdict of the label. Runs whose labels have the same comment are similar
-and form a group. `--leave-out` chooses the limits of the rules, from half to twice their values, on all groups but one,
-and judges that one. `--dialects` also diagnoses every log of runs/ in other formats.
+and form a group.
 
 For strangers: is the first cause the fault, does it contradict it, does its advice harm, and how far is the first step
 affected from the onset, as a share of the run?
@@ -16,20 +15,13 @@ import argparse
 import csv
 import json
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from doctor_dialects import DIALECTS, thinned
-
 from arcuate.doctor import VERDICTS, Diagnosis, diagnose
-from arcuate.doctor.diagnose import measure
-from arcuate.doctor.formats import read_logs
-from arcuate.doctor.rules import Limits, apply_rules
 from arcuate.errors import UserError
 
 
@@ -124,26 +116,6 @@ def show(title: str, judged: Sequence[Judged]) -> None:
             print(f"wrong: {j.case.path.name}: verdict {j.verdict}, label {', '.join(j.case.listed)}")
 
 
-def in_dialects(cases: Sequence[Case]) -> None:
-    """The verdict on the same values in other formats, against the label and the verdict on the original."""
-    print("\n| format | logs | correct | same verdict as the original |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        originals = [
-            (case, log, diagnose(case.path).primary) for case in cases for log in read_logs(case.path).logs[:1]
-        ]
-        originals = [(c, log, v) for c, log, v in originals if len(log.per) and not thinned(log)]
-        for name, write in DIALECTS.items():
-            right = same = 0
-            for case, log, verdict in originals:
-                path = Path(folder) / f"{case.path.stem}-{name}"
-                write(log, path)
-                found = judge([Case(path, case.listed, case.group)])[0].verdict
-                right, same = right + (found in case.listed), same + (found == verdict)
-                if found != verdict:
-                    print(f"  {case.path.name} {name}: {found} instead of {verdict}")
-            print(f"| {name} | {len(originals)} | {right} | {same} |")
-
-
 # Runs of public trainers with one known fault each.
 
 _DIRECTIONS = {  # words of advice, as patterns
@@ -226,45 +198,9 @@ def strangers(logs: Path, show_all: bool = False) -> dict[str, Any]:
     return {**{name: counts[name] for name in names}, "onset_error": max(errors, default=None), "onsets": len(errors)}
 
 
-# Limits of the rules chosen without the group under test.
-
-_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
-
-
-def leave_one_out(cases: Sequence[Case], seed: int = 0) -> tuple[int, int]:
-    """Correct verdicts on each group with limits chosen on the others: coordinate search from a random start."""
-    logs = [(case, read_logs(case.path).logs) for case in cases]
-    measured = [(case, measure(found[0])[0]) for case, found in logs if len(found) == 1]
-    draw = np.random.default_rng(seed)
-    tried: dict[Limits, np.ndarray] = {}
-
-    def right(limits: Limits) -> np.ndarray:
-        if limits not in tried:
-            found = [apply_rules(m, limits)[0].verdict in case.listed for case, m in measured]
-            tried[limits] = np.array(found)
-        return tried[limits]
-
-    start = Limits().scaled(**{name: float(draw.choice(_FACTORS)) for name in Limits.names()})
-    groups = np.array([case.group for case, _ in measured])
-    n_right = 0
-    for group in dict.fromkeys(groups):
-        others, limits = groups != group, start
-        for _ in range(2):
-            for name in Limits.names():
-                usual = getattr(Limits(), name)
-                candidates = [replace(limits, **{name: factor * usual}) for factor in _FACTORS]
-                scores = [right(candidate)[others].sum() for candidate in candidates]
-                best = [c for c, score in zip(candidates, scores, strict=True) if score == max(scores)]
-                limits = best[len(best) // 2]
-        n_right += int(right(limits)[~others].sum())
-    return n_right, len(measured)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logs", type=Path, required=True)
-    parser.add_argument("--dialects", action="store_true", help="also judge every log in other formats")
-    parser.add_argument("--leave-out", action="store_true", help="choose the limits without the group under test")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object instead")
     options = parser.parse_args()
     sets = {"normalised": judge(normalised(options.logs)), "raw": judge(raw(options.logs))}
@@ -275,12 +211,6 @@ def main() -> None:
     for name, judged in sets.items():
         show(name, judged)
     print(f"\nstrangers: {strangers(options.logs, show_all=True)}")
-    if options.leave_out:
-        both = [*normalised(options.logs), *raw(options.logs)]
-        results = [leave_one_out(both, seed) for seed in range(3)]
-        print(f"\nlimits chosen on other groups: {', '.join(f'{n} of {of} correct' for n, of in results)}")
-    if options.dialects:
-        in_dialects(normalised(options.logs))
 
 
 if __name__ == "__main__":

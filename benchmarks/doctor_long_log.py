@@ -8,14 +8,11 @@ seconds and the peak resident memory of that process.
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from common import arcuate
 
 EVERY = 1000  # training rows between two evaluations
 
@@ -50,32 +47,7 @@ def text(step: int, loss: float, per: float | None) -> str:
     return f"{when}: Train batch {step}: loss: {loss:.2f} grad norm: {loss / 3:.2f} time: 0.081\n"
 
 
-KINDS: dict[str, Callable[[int, float, float | None], str]] = {
-    "jsonl": jsonl,
-    "wandb": wandb,
-    "csv": csv,
-    "text": text,
-}
-
-
-def measure(path: Path) -> dict[str, object]:
-    start = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "arcuate", "doctor", str(path), "--json"], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    diagnosis = json.loads(child.stdout.read())
-    _, status, used = os.wait4(child.pid, 0)
-    seconds = time.perf_counter() - start
-    used_s = used.ru_utime + used.ru_stime
-    peak = used.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
-    return {
-        "seconds": seconds,
-        "cpu_s": used_s,
-        "peak_mb": peak,
-        "status": status,
-        "verdict": diagnosis["primary"],
-    }
+KINDS: dict[str, Callable[[int, float, float | None], str]] = {f.__name__: f for f in (jsonl, wandb, csv, text)}
 
 
 def main() -> None:
@@ -92,14 +64,10 @@ def main() -> None:
                     file.write("step,train_loss,val_per\n")
                 file.writelines(KINDS[kind](*row) for row in numbers(args.lines))
             size = path.stat().st_size / 1024**2
-            m = measure(path)
-        print(
-            f"| {kind} | {args.lines:,} | {size:.0f} MB | {m['seconds']:.0f} | {m['cpu_s']:.0f} "
-            f"| {m['peak_mb']:.0f} MB | {m['verdict']} |",
-            flush=True,
-        )
+            used = arcuate("doctor", path, "--json")
+        cells = [kind, f"{args.lines:,}", f"{size:.0f} MB", f"{used.seconds:.0f}", f"{used.cpu_s:.0f}"]
+        print(f"| {' | '.join(cells)} | {used.peak_mb:.0f} MB | {json.loads(used.output)['primary']} |", flush=True)
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     main()

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from doctor_accuracy import Case, normalised
-from doctor_dialects import rows, thinned
 
 from arcuate.doctor import diagnose
 from arcuate.doctor.formats import read_logs
@@ -62,11 +61,8 @@ def shorter(share: float, least: int) -> Change:
 def noisy(sd: float, seed: int) -> Change:
     def shake(log: TrainingLog) -> TrainingLog:
         draw = np.random.default_rng(seed)
-        return each(
-            log,
-            lambda s: Series(s.steps, s.values * (1 + sd * draw.standard_normal(len(s))), s.unit),
-            ("per",),
-        )
+        shaken = lambda s: Series(s.steps, s.values * (1 + sd * draw.standard_normal(len(s))), s.unit)
+        return each(log, shaken, ("per",))
 
     return shake
 
@@ -145,20 +141,19 @@ CHANGES: dict[str, Change] = {
 
 
 def write(log: TrainingLog, path: Path) -> None:
-    names = {
-        "step": "step",
-        "per": "val/per",
-        "val_loss": "val/loss",
-        "train_loss": "train/loss",
-        "grad_norm": "grad_norm",
-        "lr": "lr",
-    }
-    path.write_text("".join(json.dumps({names[k]: v for k, v in row.items()}) + "\n" for row in rows(log)), "utf-8")
+    """One row per step with all quantities logged at it."""
+    names = dict(zip(PARTS, ("val/per", "val/loss", "train/loss", "grad_norm", "lr"), strict=True))
+    rows: dict[float, dict[str, float]] = {}
+    for part, name in names.items():
+        series = getattr(log, part)
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            rows.setdefault(step, {"step": step})[name] = value
+    path.write_text("".join(json.dumps(rows[step]) + "\n" for step in sorted(rows)), "utf-8")
 
 
 def study(cases: list[Case], names: list[str]) -> None:
     logs = [(case, read_logs(case.path).logs[0]) for case in cases]
-    logs = [(case, log) for case, log in logs if len(log.judged) and not thinned(log)]
+    logs = [(case, log) for case, log in logs if len(log.judged) and np.all(np.diff(log.judged.steps) > 0)]
     before: dict[Path, str] = {}
     moved: list[str] = []
     print("| change | logs | listed verdict | same verdict | false alarms |\n|---|---|---|---|---|")
@@ -173,11 +168,8 @@ def study(cases: list[Case], names: list[str]) -> None:
                 write(changed, path)
                 diagnosis = diagnose(path)
                 before.setdefault(case.path, diagnosis.primary)
-                n, right, same = (
-                    n + 1,
-                    right + (diagnosis.primary in case.listed),
-                    same + (diagnosis.primary == before[case.path]),
-                )
+                n, right = n + 1, right + (diagnosis.primary in case.listed)
+                same += diagnosis.primary == before[case.path]
                 alarms += case.listed[0] == "healthy" and diagnosis.primary not in case.listed
                 if diagnosis.primary != before[case.path]:
                     mark = "" if diagnosis.primary in case.listed else " (not listed)"

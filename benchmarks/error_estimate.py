@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from common import percent, table
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.frame_files import read_frames
@@ -139,35 +140,23 @@ def _regress(days: Sequence[Day], names: tuple[str, ...], intercept: bool) -> tu
 def judge(days: Sequence[Day]) -> str:
     """Every method on every day, with the weights of the other cohorts."""
     rates = np.array([d.rate for d in days])
-    lines = [
-        f"{len(days)} later days of {len({d.seed for d in days})} cohorts, error rates {100 * rates.min():.1f} to"
-        f" {100 * rates.max():.1f} %, known sessions {100 * np.mean([d.reference.error_rate for d in days]):.1f} %\n",
-        "| estimate | mean absolute error | of it relative | 90 % interval covers | mean width |",
-        "|---|---|---|---|---|",
-    ]
-    errors = {}
+    print(f"{len(days)} later days, error rates {percent(rates.min())} to {percent(rates.max())}")
+    errors, rows = {}, []
     for method, names in METHODS.items():
-        found = []
-        for d in days:
-            model = fit(
-                [other for other in days if other.seed != d.seed], names, intercept=not set(names) & set(MEASURES)
-            )
-            found.append(model.estimate(d))
+        offset = not set(names) & set(MEASURES)
+        others = [[other for other in days if other.seed != d.seed] for d in days]
+        found = [fit(kept, names, offset).estimate(d) for kept, d in zip(others, days, strict=True)]
         centre, low, high = np.array(found).T
         errors[method] = np.abs(centre - rates)
-        covered = ((low <= rates) & (rates <= high)).mean()
-        lines.append(
-            f"| {method} | {100 * errors[method].mean():.2f} points | {np.mean(errors[method] / rates):.0%} |"
-            f" {covered:.0%} | {100 * (high - low).mean():.1f} points |"
-        )
+        covered = percent(((low <= rates) & (rates <= high)).mean(), 0)
+        cells = [f"{100 * errors[method].mean():.2f} points", percent(np.mean(errors[method] / rates), 0), covered]
+        rows.append([method, *cells, f"{100 * (high - low).mean():.1f} points"])
     better = errors["days since training"] - errors["posteriors"]
     by_seed = np.array([better[[d.seed == seed for d in days]].mean() for seed in sorted({d.seed for d in days})])
     half = 1.96 * by_seed.std(ddof=1) / np.sqrt(len(by_seed)) if len(by_seed) > 1 else np.nan
-    lines.append(
-        f"\nposteriors against days since training: error smaller by {100 * by_seed.mean():.2f} points (95 % interval"
-        f" {100 * (by_seed.mean() - half):+.2f} to {100 * (by_seed.mean() + half):+.2f}, over cohorts)"
-    )
-    return "\n".join(lines)
+    head = ["estimate", "mean absolute error", "of it relative", "90 % interval covers", "mean width"]
+    gain = f"posteriors against days since training: error smaller by {100 * by_seed.mean():.2f} points"
+    return f"{table(head, rows)}\n\n{gain} (95 % interval ± {100 * half:.2f}, over cohorts)"
 
 
 def main() -> None:

@@ -1,10 +1,7 @@
-"""Live decoding: time per frame at full size, small models, many streams, the WebSocket, memory over an hour.
+"""Live decoding: time per frame at full size, small models, many streams, memory over an hour.
 
 python benchmarks/live.py full --scores ../shared/real/words/t15/dev.npz     # b2t25-gru, 5 x 768, 600 s in real time
-python benchmarks/live.py run --run runs/demo                                 # a trained run, in real time
 python benchmarks/live.py streams --run runs/demo                             # eight streams at once in real time
-python benchmarks/live.py flat --scores ../shared/real/words/t15/dev.npz     # the search of frames that tell it nothing
-python benchmarks/live.py socket --run runs/demo                              # latency that the WebSocket adds
 python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as possible
 
 On a busy machine wall time includes other programs: `--first` (as root) gives this one real-time priority.
@@ -14,13 +11,10 @@ one per frame of the model, because the time of the search depends on them. Lexi
 """
 
 import argparse
-import asyncio
 import gc
 import itertools
 import json
 import os
-import socket as stdlib_socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,20 +28,15 @@ from arcuate import StreamingDecoder
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.data.trial import BIN_SECONDS
-from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.load import load_search
 from arcuate.decoding.options import SearchOptions
-from arcuate.decoding.word_search.search import build_word_search
 from arcuate.experiments.recipe import load_recipe
-from arcuate.language.lexicon import open_lexicon
-from arcuate.language.ngram.open import open_model
 from arcuate.live.bench import FrameTimings, Sentence, push_bin, replay_sentences, time_stream, wait_until
 from arcuate.live.sources.replay import ReplayTrials, select_trials
 from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.interfaces import Outputs
-from arcuate.models.layout import Frames
 from arcuate.models.model import Model, StreamState
 from arcuate.run import Run
 
@@ -120,12 +109,6 @@ def open_both(run: Path) -> tuple[StreamingDecoder, ReplayTrials]:
     return decoder, select_trials(store, decoder.sessions, layout.normalise, layout.log1p)
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    decoder, prepared = open_both(args.run)
-    go_first(args)
-    return time_stream(decoder, replay_sentences(decoder, prepared), args.seconds, not args.fast).summary(80.0)
-
-
 def streams(args: argparse.Namespace) -> dict[str, Any]:
     """Several streams of one set of weights, bin after bin in turn, all in real time."""
     first, prepared = open_both(args.run)
@@ -150,35 +133,6 @@ def streams(args: argparse.Namespace) -> dict[str, Any]:
     return {"streams": args.streams, **found.summary(80.0)}
 
 
-def flat(args: argparse.Namespace) -> dict[str, Any]:
-    """CPU time per frame of the word search with partial text and alternatives: flat, noisy and real frames."""
-    settings = DecodingConfig(beam=200)
-    search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), settings)
-    search.warm_up()
-    rng = np.random.default_rng(0)
-    n, kinds = round(args.seconds / 0.08), {}  # frames of 80 ms
-    for name, scale in (("flat", 0.0), ("noise_0.1", 0.1), ("noise_1", 1.0)):
-        logits = rng.normal(scale=scale, size=(n, len(CLASSES)))
-        kinds[name] = [(logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)]
-    real = read_frames(args.scores).trials
-    starts = np.cumsum([0, *map(len, real)])
-    kinds["real"] = [trial for trial, start in zip(real, starts, strict=False) if start < 4 * n]
-    result: dict[str, Any] = {}
-    for name, trials in kinds.items():
-        seconds, counts = [], []
-        for trial in trials:
-            state = search.start()
-            for frame in trial:
-                clock = time.thread_time()
-                state = search.step(state, Frames(frame[None]))
-                search.partial(state), search.finish(state, 5)
-                seconds.append(time.thread_time() - clock)
-                counts.append(int(search.workspace.candidates.counts[0]))
-        ms = {f"p{q}": round(1000 * float(np.percentile(seconds, q)), 2) for q in (50, 99, 100)}
-        result[name] = {"frames": len(seconds), "cpu_ms": ms, "candidates_max": max(counts)}
-    return result
-
-
 def memory(args: argparse.Namespace) -> dict[str, Any]:
     """Megabytes in use after each tenth of the recording."""
     import psutil
@@ -191,63 +145,13 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     return {"recording_s": args.seconds, "rss_mb": used, "grown_mb": round(used[-1] - used[2], 1)}
 
 
-def socket(args: argparse.Namespace) -> dict[str, Any]:
-    """Round trips on loopback while a trial is replayed: to the sender's socket and back, to a viewer's and back.
-
-    The messages are invalid, so that the server answers them without decoding.
-    """
-    import uvicorn
-    import websockets
-
-    from arcuate.live.clients import Access
-    from arcuate.live.config import Endpoints, LiveSettings
-    from arcuate.live.server import LiveServer, make_config
-    from arcuate.live.sources.replay import Replay
-
-    decoder, prepared = open_both(args.run)
-    settings = LiveSettings(endpoints=Endpoints(enabled=False))
-    live = LiveServer(decoder, settings, Access("127.0.0.1"), lambda session: None)  # accepts bins
-    replay = Replay(prepared, live.session.put)
-    if args.first:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # the threads below inherit it
-    listener = stdlib_socket.create_server(("127.0.0.1", args.port))
-    server = uvicorn.Server(make_config(live))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    replay.start()
-
-    async def measure(path: str, message: str | bytes) -> list[float]:
-        found, until = [], time.perf_counter() + args.seconds / 2
-        async with websockets.connect(f"ws://127.0.0.1:{args.port}{path}", max_size=None) as wire:
-            while time.perf_counter() < until:
-                began = time.perf_counter()
-                await wire.send(message)
-                while not (isinstance(answer := await wire.recv(), str) and "rejected" in answer[:40]):
-                    pass
-                found.append(1000 * (time.perf_counter() - began))
-                await asyncio.sleep(0.02)
-        return found
-
-    ways = {"frames": asyncio.run(measure("/frames", b"no")), "events": asyncio.run(measure("/events", "no"))}
-    replay.stop()
-    server.should_exit = True
-    thread.join()
-    return {
-        name: {"n": len(ms), **{f"p{q}": float(np.percentile(ms, q)) for q in (50, 99, 100)}}
-        for name, ms in ways.items()
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["full", "run", "streams", "flat", "socket", "memory"])
+    parser.add_argument("what", choices=["full", "streams", "memory"])
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--scores", type=Path, default=Path("../shared/real/words/t15/dev.npz"))
     parser.add_argument("--seconds", type=float, help="of recording")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--port", type=int, default=8799)
     parser.add_argument(
         "--first", action="store_true", help="on a busy machine, as root: one core, before all other programs"
     )

@@ -36,7 +36,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -58,7 +57,6 @@ from arcuate.run import Run, find_checkpoint
 _NAN_EVERY_S = 10.0
 _NAN_BINS = 5
 _RECONNECT_EVERY_S = 20.0
-_TRY_AGAIN_LATER = 1013  # code of a WebSocket that is closed because another rig is connected
 
 
 @dataclass(eq=False)
@@ -103,16 +101,9 @@ class Stream:
     def url(self) -> str:
         return f"ws://127.0.0.1:{self.port}"
 
-    def health(self) -> dict[str, Any] | None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=10) as answer:
-                return json.loads(answer.read())
-        except (OSError, urllib.error.URLError):
-            return None
-
     def keep_meter(self) -> None:
-        if (health := self.health()) is not None:
-            self.meters.append(health)
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=10) as answer:
+            self.meters.append(json.loads(answer.read()))
 
     def measure_memory(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -140,8 +131,6 @@ async def feed(stream: Stream, store: Store, trials: list[Any], args: argparse.N
         with contextlib.suppress(OSError, websockets.exceptions.WebSocketException):
             async for message in connection:
                 stream.rejected[json.loads(message)["message"].partition(";")[0].partition(":")[0]] += 1
-        if connection.close_code == _TRY_AGAIN_LATER:
-            stream.rejected[str(connection.close_reason)] += 1
 
     async def send(message: str | bytes) -> None:
         nonlocal wire, answers
@@ -240,13 +229,10 @@ async def every(seconds: float, action: Callable[[], None]) -> None:
         action()
 
 
-async def run(
-    streams: list[Stream], store: Store, trials: list[Any], loads: list[float], args: argparse.Namespace
-) -> None:
+async def run(streams: list[Stream], store: Store, trials: list[Any], args: argparse.Namespace) -> None:
     seconds = 60 * args.minutes
     until = time.monotonic() + seconds
     measuring = [asyncio.create_task(every(seconds / 10, stream.measure_memory)) for stream in streams]
-    measuring.append(asyncio.create_task(every(min(60.0, seconds / 10), lambda: loads.append(os.getloadavg()[0]))))
     tasks: list[Awaitable[None]] = [feed(stream, store, trials, args, until) for stream in streams]
     tasks += [view(streams[n % len(streams)], n, until + 10) for n in range(args.viewers)]
     tasks += [kill(streams[n % len(streams)], seconds * (n + 1) / (args.kills + 2), args) for n in range(args.kills)]
@@ -288,8 +274,6 @@ def summarise(streams: list[Stream]) -> dict[str, Any]:
         "server_cpu_ms_per_frame": round(1000 * sum(s.cpu_s for s in streams) / total("n_frames"), 2),
         "memory_mb_per_stream": round(float(np.mean([s.memory_mb[-1] for s in streams if s.memory_mb])), 1),
         "memory_growth_mb_max": round(max(growth), 1) if growth else None,
-        "memory_mb_by_tenth": [[round(mb) for mb in s.memory_mb] for s in streams],
-        "examples": (lost + unrecorded)[:5],
     }
 
 
@@ -307,14 +291,13 @@ def main() -> None:
     sessions = load_model_config(find_checkpoint(args.run)).sessions
     store = Store.open(Path(str(Run(args.run).data()["path"])))
     trials = list(select_trials(store, sessions, "none", False).trials)
-    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="live-load-") as folder:
         streams = [Stream(n, Path(folder) / str(n)) for n in range(args.streams)]
         try:
             for stream in streams:
                 stream.folder.mkdir()
                 stream.start(args)
-            asyncio.run(run(streams, store, trials, loads, args))
+            asyncio.run(run(streams, store, trials, args))
             for stream in streams:
                 stream.keep_meter()
                 stream.keep_cpu_time()
@@ -327,8 +310,7 @@ def main() -> None:
         logs = b"".join((stream.folder / "server.log").read_bytes() for stream in streams)
     result |= {"exit_codes": sorted(set(codes)), "tracebacks": logs.count(b"Traceback")}
     result |= {"minutes": args.minutes, "streams": args.streams, "viewers": args.viewers, "kills": args.kills}
-    load = {"load_before": loads[0], "load_mean": round(float(np.mean(loads)), 1), "load_max": max(loads)}
-    print(json.dumps({**result, **load}))
+    print(json.dumps({**result, "load": os.getloadavg()[2]}))
 
 
 if __name__ == "__main__":

@@ -7,16 +7,13 @@ processes, and prints the peak resident memory and the seconds of each. Needs 40
 """
 
 import argparse
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
+from common import arcuate
 
 N_BINS = 900  # of 20 ms
 
@@ -34,15 +31,10 @@ def make_b2t25(root: Path, n_sessions: int, n_trials: int) -> None:
                 group.attrs.update(n_time_steps=N_BINS, seq_len=30, block_num=i // 40, sentence_label="Bring it.")
 
 
-def run(*arguments: str) -> None:
+def run(*words: object) -> None:
     """Run one command; print its peak memory and time."""
-    start = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-m", "arcuate", *arguments], stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
-    if status:
-        sys.exit(f"arcuate {arguments[0]} ended with {os.waitstatus_to_exitcode(status)}")
-    seconds = time.perf_counter() - start
-    print(f"{arguments[0]:8} peak {used.ru_maxrss / 1024:6.0f} MB   {seconds:5.0f} s", flush=True)
+    used = arcuate(*words)
+    print(f"{words[0]:8} peak {used.peak_mb:6.0f} MB   {used.seconds:5.0f} s", flush=True)
 
 
 def main() -> None:
@@ -55,19 +47,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
         source, store = Path(name) / "source", Path(name) / "store"
         make_b2t25(source, chosen.sessions, chosen.trials)
-        run("prepare", str(source), str(store))
+        run("prepare", source, store)
         shutil.rmtree(source)
         size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
         print(f"store    {size / 1e9:.1f} GB", flush=True)
-        run(
-            "train",
-            "b2t25-gru",
-            "--data",
-            str(store),
-            "--run",
-            str(Path(name) / "run"),
-            f"train.steps={chosen.steps}",
-        )
+        run("train", "b2t25-gru", "--data", store, "--run", Path(name) / "run", f"train.steps={chosen.steps}")
 
 
 if __name__ == "__main__":

@@ -93,6 +93,16 @@ def choose(trees: Sequence[Path], n: int, seed: int) -> list[Mutation]:
     return chosen[:n]
 
 
+class Replace(ast.NodeTransformer):
+    def __init__(self, mutation: Mutation) -> None:
+        self.mutation = mutation
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if ast.unparse(node) == self.mutation.code:
+            return ast.parse(mutate(self.mutation.code, self.mutation.number)).body[0]
+        return self.generic_visit(node)
+
+
 def is_caught(tree: Path, mutation: Mutation, minutes: float) -> bool:
     """Whether the tests of the package that has the function fail with the mutation, in a copy of the tree."""
     package, path = next((p, f) for p, n, c, f in functions(tree) if (n, c) == (mutation.function, mutation.code))
@@ -101,11 +111,7 @@ def is_caught(tree: Path, mutation: Mutation, minutes: float) -> bool:
         shutil.copytree(tree, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "data", "node_modules"))
         target = copy / path.relative_to(tree)
         module = ast.parse(target.read_text("utf-8"))
-        for node in ast.walk(module):
-            for field, value in ast.iter_fields(node):
-                if isinstance(value, list):
-                    setattr(node, field, [_replaced(item, mutation) for item in value])
-        target.write_text(ast.unparse(module), "utf-8")
+        target.write_text(ast.unparse(Replace(mutation).visit(module)), "utf-8")
         tests = [p for p in (f"tests/{package}", f"tests/test_{package}.py") if (copy / p).exists()]
         command = [str(tree / ".venv/bin/python"), "-m", "pytest", "-x", "-q", *(tests or ["tests"])]
         environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
@@ -114,12 +120,6 @@ def is_caught(tree: Path, mutation: Mutation, minutes: float) -> bool:
         except subprocess.TimeoutExpired:
             return False
     return done.returncode == 1
-
-
-def _replaced(item: object, mutation: Mutation) -> object:
-    if isinstance(item, ast.FunctionDef) and ast.unparse(item) == mutation.code:
-        return ast.parse(mutate(mutation.code, mutation.number)).body[0]
-    return item
 
 
 def main() -> None:

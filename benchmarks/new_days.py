@@ -1,6 +1,6 @@
 """New sessions of simulated cohorts: unadapted, adapted online, calibrated; and sessions without drift.
 
-python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2 --table table.md
+python benchmarks/new_days.py --out runs/new-days --seeds 0 1 2
 
 Per seed: six sessions of 250 trials at --difficulty real to train `tiny` on, and one session each 5 and 8 days after
 the last; --kind ssm and --kind transformer train the other small encoders on the same sessions. Results that exist
@@ -9,11 +9,10 @@ in --out are not computed again, so the command can be stopped and repeated.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from common import arcuate, percent
 from encoders import ALONE, RECIPES
 
 from arcuate.experiments.recipe import run_recipe
@@ -21,11 +20,6 @@ from arcuate.files import read_json
 from arcuate.run import Run
 
 LATER = (5, 8)
-
-
-def arcuate(*words: object) -> None:
-    print("arcuate", *words, flush=True)
-    subprocess.run([sys.executable, "-m", "arcuate", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def cohort(out: Path, kind: str, seed: int) -> tuple[Path, Path]:
@@ -128,24 +122,16 @@ def change(found: list[dict[str, Any]]) -> str:
     return f"{percent(after)} ({100 * (after - before) / before:+.1f} %)"
 
 
-def percent(rate: float) -> str:
-    return f"{100 * rate:.1f} %"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on")
-    parser.add_argument("--table", type=Path, help="Markdown to write")
     args = parser.parse_args()
     results = [measure(args.out, args.kind, seed, tuple(args.calibrate)) for seed in args.seeds]
     (args.out / f"new_days.{args.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
-    text = table(results)
-    print(text)
-    if args.table:
-        args.table.write_text(text)
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 python benchmarks/pictures.py --run runs/demo --out docs/images
 
-report, trial and live need the demo run, new-days and ablation the folders of their experiments
-(docs/findings.md); pictures whose folder is missing are left as they are. The others are made from
+report, trial and live need the demo run, ablation the folder of its experiment (docs/findings.md);
+pictures whose folder is missing are left as they are. The others are made from
 simulated data.
 """
 
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import arcuate
-from arcuate.files import read_json
 
 WIDTH = 1280
 ARGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -30,19 +29,25 @@ TESTS = Path(__file__).parents[1] / "tests"
 
 
 @contextmanager
-def opened(page: Path | str, width: int = WIDTH, height: int = 900) -> Iterator[Any]:
-    """A page in a browser with all charts in view drawn."""
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or sys.exit("no chromium on this machine")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=ARGS)
-        shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        started = driver.chromium.launch(executable_path=chromium, args=ARGS)
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(page: Path | str, width: int = WIDTH, height: int = 900) -> Iterator[Any]:
+    """A page in a browser with all charts in view drawn."""
+    with browser() as chromium:
+        shown = chromium.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         shown.goto(page.resolve().as_uri() if isinstance(page, Path) else page)
         shown.wait_for_selector(".plot[data-drawn]")
         shown.wait_for_timeout(1500)
         yield shown
-        browser.close()
 
 
 def report(run: Path, out: Path) -> None:
@@ -126,36 +131,52 @@ def board(_: Path, out: Path) -> None:
         thread.join()
 
 
-def new_days(_: Path, out: Path, folder: Path = Path("runs/new-days")) -> None:
-    results = folder / "new_days.gru.json"
-    _require(results)
-    found = json.loads(results.read_text())
-    for result in found:
-        result["days"] = {int(gap): measured for gap, measured in result["days"].items()}
-    import_module("new_days").draw(found, out / "new-days.svg")
+def ablation(_: Path, out: Path) -> None:
+    shutil.copyfile(Path("runs/ablation/effects.svg"), out / "ablation.svg")
 
 
-def ablation(_: Path, out: Path, folder: Path = Path("runs/ablation")) -> None:
-    _require(folder / "effects.svg")
-    read_json(folder / "ablation.json")
-    shutil.copyfile(folder / "effects.svg", out / "ablation.svg")
+LIVE: dict[str, dict[str, Any]] = {
+    "live": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "live-dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "live-phone": {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True},
+}
+SPEAKING = (
+    "document.querySelectorAll('#history > *').length >= 2"
+    " && document.querySelectorAll('#words[data-kind=partial] .word').length >= 6"
+    " && document.querySelector('#words[data-kind=partial] .choice')"
+)
 
 
 def live(run: Path, out: Path) -> None:
-    """The live page, light, dark and on a phone."""
-    script = Path(__file__).with_name("live_pictures.py")
-    subprocess.run([sys.executable, script, "--run", run, "--out", out], check=True)
-
-
-def _require(*files: Path) -> None:
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(str(file))
+    """The live page, light, dark and on a phone, paused within a sentence whose alternatives are shown."""
+    port = 8797
+    command = [sys.executable, "-m", "arcuate", "live", str(run), "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        if not any("open http://" in line for line in server.stderr):
+            sys.exit("the live server did not start")
+        with browser() as chromium:
+            for name, options in LIVE.items():
+                page = chromium.new_context(**options, bypass_csp=True).new_page()
+                page.goto(f"http://127.0.0.1:{port}/")
+                page.wait_for_timeout(10_000)  # until the images are filled
+                page.wait_for_function(SPEAKING, timeout=120_000)
+                page.keyboard.press("Space")
+                page.wait_for_timeout(400)
+                for choice in page.query_selector_all("#words .choice")[-1:]:
+                    choice.focus()
+                page.screenshot(path=out / f"{name}.png")
+                page.keyboard.press("Space")
+                page.context.close()
+    finally:
+        server.terminate()
+        server.wait()
 
 
 PICTURES: dict[str, Callable[[Path, Path], None]] = {
     "report": report, "trial": trial, "drift": drift, "doctor": doctor, "board": board,
-    "new-days": new_days, "ablation": ablation, "live": live,
+    "ablation": ablation, "live": live,
 }  # fmt: skip
 
 

@@ -6,18 +6,16 @@ process, minus its size before the loss is computed (which includes logits or in
 """
 
 import argparse
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from common import child, in_turns
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,65 +67,33 @@ def make(case: str) -> Callable[[], Tensor]:
     return lambda: chunked_rnnt_loss(join, frames, predicted, targets, *lengths)
 
 
-def warm_up() -> None:
-    """Run everything once at a small size, so that loaded code is not counted."""
-    global N_FRAMES, N_TOKENS, WIDTH
-    size, (N_FRAMES, N_TOKENS, WIDTH) = (N_FRAMES, N_TOKENS, WIDTH), (3, 2, 8)
-    for case in CASES:
-        make(case)().sum().backward()
-    N_FRAMES, N_TOKENS, WIDTH = size
-
-
-def measure_memory(case: str) -> float:
-    done = subprocess.run([sys.executable, __file__, "--memory", case], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def measure_times(repeats: int) -> dict[str, float]:
-    runs = {case: make(case) for case in CASES}
-    times: dict[str, list[float]] = {case: [] for case in CASES}
-    for _ in range(repeats):
-        for case, run in runs.items():
-            start = time.process_time()
-            run().sum().backward()
-            times[case].append(time.process_time() - start)
-    return {case: statistics.median(values) for case, values in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--memory", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.memory:
-        run = make(arguments.memory)
-        warm_up()
+        run, one = make(arguments.memory), torch.ones(1, dtype=torch.int64)
+        rnnt_loss(torch.randn(1, 1, 2, 3, requires_grad=True), one[None], one, one).sum().backward()  # loads the code
         base = peak_mb()
         run().sum().backward()
         print(peak_mb() - base)
         return
-    megabytes = {case: measure_memory(case) for case in CASES}  # first: a child inherits our peak
-    seconds = measure_times(arguments.repeats)
+    megabytes = {case: float(child(sys.executable, __file__, "--memory", case).output) for case in CASES}
+    runs = {case: make(case) for case in CASES}
+    timed = in_turns({case: lambda run=run: run().sum().backward() for case, run in runs.items()}, arguments.repeats)  # type: ignore[misc]
+    seconds = {case: statistics.median(values) for case, values in timed.items()}
     logits_mb = N_TRIALS * N_FRAMES * (N_TOKENS + 1) * N_CLASSES * 4 / 2**20
-    if arguments.json:
-        print(json.dumps({"mb": megabytes, "seconds": seconds, "logits_mb": logits_mb}))
-        return
-    print(
-        f"B {N_TRIALS}, T {N_FRAMES}, U {N_TOKENS}, V {N_CLASSES}: logits {logits_mb:.0f} MB; one thread, CPU seconds"
-    )
-    for ours in ("loss arcuate", "loss reusing", "joined arcuate"):
-        naive = f"{ours.split()[0]} naive"
-        print(
-            f"{ours:15} memory {megabytes[naive]:.0f} -> {megabytes[ours]:.0f} MB"
-            f" ({megabytes[naive] / megabytes[ours]:.1f} x less),"
-            f" time {seconds[naive]:.2f} -> {seconds[ours]:.2f} s ({seconds[naive] / seconds[ours]:.1f} x faster)"
-        )
+    print(f"T {N_FRAMES}, U {N_TOKENS}, V {N_CLASSES}: logits {logits_mb:.0f} MB; one thread, CPU seconds")
+    for case in CASES:
+        naive = f"{case.split()[0]} naive"
+        memory, time = megabytes[naive] / megabytes[case], seconds[naive] / seconds[case]
+        print(f"{case:15} {megabytes[case]:.0f} MB ({memory:.1f} x less), {seconds[case]:.2f} s ({time:.1f} x faster)")
 
 
 if __name__ == "__main__":

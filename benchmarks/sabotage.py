@@ -1,6 +1,6 @@
 """Sabotage suite: ways to break a healthy recipe, each trained with and without the guard.
 
-python benchmarks/sabotage.py --out runs/sabotage [--jobs 2] [--only rate-10x,eps-0.1] [--arms off,guard] [--json FILE]
+python benchmarks/sabotage.py --out runs/sabotage [--jobs 2] [--only rate-10x,eps-0.1] [--arms off,guard]
 python benchmarks/sabotage.py --out runs/sabotage --healthy 20        # healthy recipes: number of runs touched
 
 A small GRU (one layer of 64 units, 160 steps, four CPU seconds; with the guard ten) on two simulated cohorts, two
@@ -13,7 +13,6 @@ all run folders are kept:
 """
 
 import argparse
-import json
 import multiprocessing
 import shutil
 import time
@@ -21,12 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from common import percent, table
 
 from arcuate.data.alphabet import SILENCE, min_frames
 from arcuate.data.batching import PlannedBatches
@@ -58,14 +59,7 @@ COHORTS: dict[str, dict[str, Any]] = {
     "demo": {"layout": "b2t25", "n_sessions": 3, "n_trials": 240, "n_electrodes": 24, "difficulty": "easy", "seed": 0},
     "other": {"layout": "b2t24", "n_sessions": 2, "n_trials": 320, "n_electrodes": 32, "difficulty": "easy", "seed": 7},
     # No rule was chosen on this one.
-    "held-out": {
-        "layout": "b2t25",
-        "n_sessions": 4,
-        "n_trials": 200,
-        "n_electrodes": 48,
-        "difficulty": "real",
-        "seed": 31,
-    },
+    "held-out": {"layout": "b2t25", "n_sessions": 4, "n_trials": 200, "n_electrodes": 48, "seed": 31},
 }
 TUNED_ON = ("demo", "other")
 
@@ -92,7 +86,13 @@ def _setting(name: str, factor: str, cure: Any = "optimizer", **overrides: Any) 
     return Sabotage(name, factor, tuple(key for key, _ in pairs), cure, pairs)
 
 
-HEALTHY = Sabotage("healthy", "none", cure="none")
+def _healthy(name: str, **overrides: Any) -> Sabotage:
+    return _setting(name, "none", "none", **overrides)
+
+
+HEALTHY = _healthy("healthy")
+_MASKS = {"n_masks": 20, "max_fraction": 0.2, "fixed_count": True}
+_FROZEN = [{"name": "all", "steps": STEPS, "train": ["ctc"], "losses": {"ctc": 1.0}}]
 _COSINE = {"kind": "warmup_cosine", "min_lr": 8e-5}
 SABOTAGES = (
     _setting("rate-3x", "learning rate", schedule__peak_lr=0.024),
@@ -121,18 +121,8 @@ SABOTAGES = (
     Sabotage("corrupt-batch", "a corrupted batch", patch="corrupt:60:1"),
     Sabotage("corrupt-30-batches", "corrupted batches", patch="corrupt:60:30"),
     _setting("batch-of-1", "batch size", "settings", data__batching__batch_size=1),
-    _setting(
-        "masks-too-wide",
-        "time masks",
-        "settings",
-        augment__time_masks={"n_masks": 20, "max_fraction": 0.2, "fixed_count": True},
-    ),
-    _setting(
-        "frozen-encoder",
-        "trained components",
-        "settings",
-        stages=[{"name": "all", "steps": STEPS, "train": ["ctc"], "losses": {"ctc": 1.0}}],
-    ),
+    _setting("masks-too-wide", "time masks", "settings", augment__time_masks=_MASKS),
+    _setting("frozen-encoder", "trained components", "settings", stages=_FROZEN),
     _setting("noise-5", "white noise", "settings", augment__white_noise_sd=5.0),
     Sabotage("repeating-order", "data order", cure="data", patch="repeat:4"),
     Sabotage("nan-bins-1%", "non-finite bins", cure="data", fault="nan:0.01"),
@@ -144,31 +134,19 @@ SABOTAGES = (
 # Healthy variants of the recipe: schedules, encoders, and the official '25 combination of rate, eps and reduction.
 HEALTHY_RECIPES = (
     HEALTHY,
-    replace(HEALTHY, name="one-cycle", overrides=(("schedule", {"kind": "one_cycle", "peak_lr": 0.01}),)),
-    replace(HEALTHY, name="constant", overrides=(("schedule", {"kind": "constant", "peak_lr": 0.004}),)),
-    replace(
-        HEALTHY,
-        name="official-25",
-        overrides=(
-            ("loss.ctc.reduction", "sum_per_trial"),
-            ("optimizer.eps", 0.1),
-            ("train.clip_norm", 10.0),
-            ("schedule.peak_lr", 0.005),
-        ),
+    _healthy("one-cycle", schedule={"kind": "one_cycle", "peak_lr": 0.01}),
+    _healthy("constant", schedule={"kind": "constant", "peak_lr": 0.004}),
+    _healthy(
+        "official-25",
+        **{"loss__ctc__reduction": "sum_per_trial", "optimizer__eps": 0.1},
+        **{"train__clip_norm": 10.0, "schedule__peak_lr": 0.005},
     ),
-    replace(
-        HEALTHY,
-        name="transformer",
-        overrides=(
-            ("encoder", {"kind": "transformer", "width": 64, "depth": 2, "n_heads": 4}),
-            ("schedule.peak_lr", 0.003),
-        ),
+    _healthy(
+        "transformer",
+        encoder={"kind": "transformer", "width": 64, "depth": 2, "n_heads": 4},
+        schedule__peak_lr=0.003,
     ),
-    replace(
-        HEALTHY,
-        name="ssm",
-        overrides=(("encoder", {"kind": "ssm", "width": 64, "depth": 2}), ("schedule.peak_lr", 0.004)),
-    ),
+    _healthy("ssm", encoder={"kind": "ssm", "width": 64, "depth": 2}, schedule__peak_lr=0.004),
 )
 # In 120 steps updates at eps 0.1 are too small to train anything (65 to 77 % PER), which is not a healthy run.
 HEALTHY_STEPS = {"official-25": 480}
@@ -363,19 +341,18 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def print_table(summary: dict[str, Any]) -> None:
-    print("healthy PER:", ", ".join(f"{name} {100 * per:.1f} %" for name, per in summary["healthy"].items()))
-    print("\n| cure, arm | runs | within 10 % | within 25 % | lost |\n|---|---|---|---|---|")
+    print("healthy PER:", ", ".join(f"{name} {percent(per)}" for name, per in summary["healthy"].items()), end="\n\n")
+    rows: list[list[Any]] = []
     for name, counts in sorted(summary["groups"].items()):
-        n, near, far = counts["runs"], counts.get("within 10 %", 0), counts.get("within 25 %", 0)
-        print(f"| {name} | {n} | {near / n:.0%} | {(near + far) / n:.0%} | {counts.get('lost', 0) / n:.0%} |")
-    print("\n| sabotage | cure | without guard, % PER | with guard, % PER |\n|---|---|---|---|")
+        near, far, lost = (counts.get(outcome, 0) for outcome in ("within 10 %", "within 25 %", "lost"))
+        rows.append([name, counts["runs"], *(percent(k / counts["runs"], 0) for k in (near, near + far, lost))])
+    print(table(["cure, arm", "runs", "within 10 %", "within 25 %", "lost"], rows), end="\n\n")
+    rows = []
     for sabotage in SABOTAGES:
-        cells = []
-        for arm in ("off", "guard"):
-            runs = [r for r in summary["runs"] if (r["name"], r["arm"]) == (sabotage.name, arm)]
-            cells.append(" ".join(_cell(r) for r in runs))
-        if any(cells):
-            print(f"| {sabotage.name} | {sabotage.cure} | {cells[0]} | {cells[1]} |")
+        named = [r for r in summary["runs"] if r["name"] == sabotage.name]
+        cells = [" ".join(_cell(r) for r in named if r["arm"] == arm) for arm in ("off", "guard")]
+        rows += [[sabotage.name, sabotage.cure, *cells]] if named else []
+    print(table(["sabotage", "cure", "without guard, % PER", "with guard, % PER"], rows))
 
 
 def _cell(record: dict[str, Any]) -> str:
@@ -395,7 +372,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--healthy", type=int, metavar="N", help="train N seeds of every healthy recipe instead")
     parser.add_argument("--table", action="store_true", help="only summarise finished runs")
-    parser.add_argument("--json", type=Path, help="file for the summary")
     args = parser.parse_args()
     cohorts = args.cohorts.split(",")
     if args.healthy:
@@ -407,13 +383,8 @@ def main() -> None:
     else:
         chosen = [s for s in SABOTAGES if args.only is None or s.name in args.only.split(",")]
         jobs = [Job(HEALTHY, cohort, seed, "off", args.out) for cohort in cohorts for seed in range(4)]
-        jobs += [
-            Job(sabotage, cohort, seed, arm, args.out)
-            for arm in args.arms.split(",")
-            for seed in range(args.seeds)
-            for cohort in cohorts
-            for sabotage in chosen
-        ]
+        order = product(args.arms.split(","), range(args.seeds), cohorts, chosen)
+        jobs += [Job(sabotage, cohort, seed, arm, args.out) for arm, seed, cohort, sabotage in order]
     if args.table:
         jobs = [job for job in jobs if (job.folder / "sabotage.json").exists()]
     for cohort in cohorts:
@@ -429,12 +400,8 @@ def main() -> None:
     if args.healthy:
         touched = [r for r in records if r["incidents"]]
         print(f"{len(touched)} of {len(records)} healthy runs touched", *(r["name"] for r in touched))
-        summary: dict[str, Any] = {"n_runs": len(records), "touched": touched}
     else:
-        summary = summarise(records)
-        print_table(summary)
-    if args.json:
-        args.json.write_text(json.dumps(summary, indent=1))
+        print_table(summarise(records))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
 """One training step of the '25 model against the plain formulation, on one thread: time and peak memory.
 
-Plain means: depthwise convolution, session weights gathered per trial, patches written out, torch.nn.GRU. Both
-sides use the same batch, loss, clipping and optimizer.
+Plain means: depthwise convolution, session weights gathered per trial, patches written out, torch.nn.GRU. `ssm` is the
+'25 model with the state-space encoder. All use the same batch, loss, clipping and optimizer.
 """
 
 import argparse
-import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from common import child, in_turns
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,10 +28,12 @@ from arcuate.models.config import (
     Patch,
     SessionLayerSettings,
     SmoothingSettings,
+    SSMSettings,
 )
 from arcuate.models.front_end import gaussian_kernel
 from arcuate.models.model import Model
 
+SIDES = ("plain", "ours", "ssm")
 N_TRIALS, N_BINS, N_CHANNELS, N_SESSIONS, N_TOKENS = 8, 800, 512, 45, 40
 PATCH = Patch(bins=14, stride=4)
 SMOOTHING = SmoothingSettings(sd=2.0, taps=9)
@@ -65,10 +64,10 @@ class Plain(nn.Module):
         return F.log_softmax(self.head(x), dim=-1)
 
 
-def make_ours() -> Model:
+def make_ours(encoder: GRUSettings | SSMSettings) -> Model:
     settings = ModelSettings(
         front_end=FrontEndSettings(smoothing=SMOOTHING, session_layer=SessionLayerSettings(dropout=0.2), patch=PATCH),
-        encoder=GRUSettings(width=768, depth=5, dropout=0.4),
+        encoder=encoder,
         output_init="xavier",
     )
     sessions = tuple(f"session-{i:02d}" for i in range(N_SESSIONS))
@@ -83,7 +82,8 @@ def make_step(side: str) -> Callable[[], float]:
     session = torch.arange(N_TRIALS) // 2
     tokens = torch.randint(1, len(CLASSES), (N_TRIALS, N_TOKENS))
     n_tokens = torch.full((N_TRIALS,), N_TOKENS)
-    model = (make_ours() if side == "ours" else Plain()).train()
+    encoder = (SSMSettings if side == "ssm" else GRUSettings)(width=768, depth=5, dropout=0.4)
+    model = (Plain() if side == "plain" else make_ours(encoder)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=0.1, weight_decay=1e-3, fused=True)
 
     def step() -> float:
@@ -102,56 +102,24 @@ def make_step(side: str) -> Callable[[], float]:
     return step
 
 
-def measure_times(repeats: int) -> dict[str, float]:
-    """Median CPU seconds of one thread; the two alternate, so that a busy machine affects both alike."""
-    steps = {side: make_step(side) for side in ("plain", "ours")}
-    times: dict[str, list[float]] = {side: [] for side in steps}
-    for repeat in range(repeats + 1):
-        for side, step in steps.items():
-            start = time.process_time()
-            step()
-            if repeat:  # the first step makes the optimizer's memory
-                times[side].append(time.process_time() - start)
-    return {side: statistics.median(values) for side, values in times.items()}
-
-
-def measure_memory(side: str) -> float:
-    """Peak resident megabytes of a separate process that trains three steps."""
-    done = subprocess.run([sys.executable, __file__, "--memory", side], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--memory", choices=["plain", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.memory:
         step = make_step(arguments.memory)
         for _ in range(3):
             step()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return
-    megabytes = {side: measure_memory(side) for side in ("plain", "ours")}  # first: a child inherits our peak
-    seconds = measure_times(arguments.repeats)
-    result = {
-        "seconds": seconds,
-        "peak_mb": megabytes,
-        "time_ratio": seconds["ours"] / seconds["plain"],
-        "memory_ratio": megabytes["ours"] / megabytes["plain"],
-    }
-    if arguments.json:
-        print(json.dumps(result))
-        return
+    peak_mb = {side: child(sys.executable, __file__, "--memory", side).peak_mb for side in SIDES}
+    timed = in_turns({side: make_step(side) for side in SIDES}, arguments.repeats)
+    seconds = {side: statistics.median(values) for side, values in timed.items()}
     print(f"'25 model, {N_TRIALS} trials x {N_BINS} bins, one thread, median of {arguments.repeats}")
-    print(f"{'':14}{'plain':>10}{'arcuate':>10}{'ratio':>8}")
-    for name, values, ratio in (
-        ("seconds/step", seconds, result["time_ratio"]),
-        ("peak MB", megabytes, result["memory_ratio"]),
-    ):
-        print(f"{name:14}{values['plain']:>10.2f}{values['ours']:>10.2f}{ratio:>8.2f}")
+    for name, values in (("seconds/step", seconds), ("peak MB", peak_mb)):
+        shown = [f"{side} {value:.2f} ({value / values['plain']:.2f} x plain)" for side, value in values.items()]
+        print(f"{name:14}{', '.join(shown)}")
 
 
 if __name__ == "__main__":

@@ -2,20 +2,16 @@
 
 import json
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from doctor_dialects import DIALECTS
-
 from arcuate.doctor import Diagnosis, diagnose
 from arcuate.doctor.columns import parse_name
 from arcuate.doctor.formats import read_logs
 from arcuate.errors import UserError
+from support.dialects import DIALECTS
 from support.doctor_logs import falling, log, write_jsonl
 
 RUN = log(falling(), falling(6.5, 0.8), falling(7.0, 0.4))

@@ -53,8 +53,8 @@ from arcuate.models.io import load_model
 from arcuate.run import Run
 from arcuate.runtime import Decoder
 from arcuate.training.checkpoint import load_checkpoint
-from support.benchmarks import load
 from support.cases import cases
+from support.dialects import DIALECTS
 from support.doctor_logs import falling, log
 from support.fuzzing import (
     Outcomes,
@@ -68,7 +68,6 @@ from support.fuzzing import (
 )
 from support.recordings import FakeTrial, noise, write_hdf5, write_mat
 
-DIALECTS = load("doctor_dialects").DIALECTS
 GOLDEN = Path(__file__).parents[1] / "golden"
 SESSION = "t15.2023.08.11"
 Reader = Callable[[bytes, Path], object]

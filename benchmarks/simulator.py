@@ -1,19 +1,24 @@
-"""Simulated against real recordings: the statistics the simulator is calibrated to.
+"""Simulated against real recordings: statistics of the bins, and errors of a decoder trained on them.
 
-    python benchmarks/simulator_statistics.py [--markdown FILE] [--seed N]
+    python benchmarks/simulator.py                              # the statistics that the simulator is calibrated to
+    python benchmarks/simulator.py RUN/results/val.jsonl        # phoneme errors of a run; nothing is fitted to these
 
-The real column is measured again if the real trials are beside the checkout (`../shared/real`); otherwise it
-shows the values stored in this file.
+Real statistics are stored in this file; real confusions are read from `../shared/real` beside the checkout. Results are
+those of `arcuate evaluate`.
 """
 
 import argparse
-import csv
+import json
 import tempfile
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
+from common import percent, table
+from rapidfuzz.distance import Levenshtein
 from scipy.io import loadmat
 from scipy.stats import kurtosis, skew
 
@@ -21,9 +26,9 @@ from arcuate.data.simulation import simulate
 from arcuate.data.text import pronounce
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "real"
-T15_TRIAL = SHARED / "t15_trial" / "hdf5_data_final" / "t15.2023.08.11" / "data_train.hdf5"
-T12_TRIAL = SHARED / "t12_trial" / "t12.2022.04.28_train_trial10.npz"
-T12_LENGTHS = SHARED / "t12_trial" / "t12.2022.04.28_train_frame_lens.csv"
+CONFUSIONS = SHARED / "real_phoneme_confusions.json"
+BY_SESSION = SHARED / "T15_val_PER_by_session.json"
+DELETED, INSERTED = "<del>", "<ins>"
 
 PUBLISHED = {
     "crossing rate, Hz": "26.5 (4.5–65.8)",
@@ -128,21 +133,6 @@ def describe_timing(lengths: np.ndarray, n_phonemes: np.ndarray) -> Summary:
     }
 
 
-def real() -> Summary:
-    summary = dict(PUBLISHED)
-    if T15_TRIAL.is_file():
-        with h5py.File(T15_TRIAL) as file:
-            summary |= describe_bins([file["trial_0000/input_features"][:]])
-    if T12_TRIAL.is_file():
-        summary["power, coefficient of variation"] = middle(np.load(T12_TRIAL)["spikePow_block_cv"], 2)
-    if T12_LENGTHS.is_file():
-        with T12_LENGTHS.open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        lengths = np.array([float(row["n_bins_20ms"]) for row in rows])
-        summary |= describe_timing(lengths, np.array([float(row["n_phones_incl_SIL"]) for row in rows]))
-    return summary
-
-
 def simulated(folder: Path, seed: int) -> Summary:
     """The same from simulated files: one '25 cohort for the bins, one '24 cohort for power and timing."""
     simulate(folder / "t15", layout="b2t25", n_sessions=4, n_trials=30, n_electrodes=256, seed=seed)
@@ -176,25 +166,132 @@ def simulated(folder: Path, seed: int) -> Summary:
     return summary
 
 
-def table(measured: Summary, reference: Summary) -> str:
-    lines = ["| statistic, median (5–95 %) | real | simulated |", "|---|---|---|"]
-    for name in PUBLISHED:
-        lines.append(f"| {name} ({SOURCES.get(name, 'T15')}) | {reference[name]} | {measured[name]} |")
+# Errors of decoders.
+
+
+@dataclass(frozen=True)
+class Errors:
+    """A confusion table: (reference, decoded) to count, with <del> and <ins> as partners."""
+
+    name: str
+    counts: Counter[tuple[str, str]]
+
+    def rate(self, kind: str) -> float:
+        n_phonemes = sum(n for (expected, _), n in self.counts.items() if expected != INSERTED)
+        return sum(n for pair, n in self.counts.items() if kind_of(pair) == kind) / n_phonemes
+
+    @property
+    def per(self) -> float:
+        return sum(self.rate(kind) for kind in ("S", "D", "I"))
+
+    def confused(self) -> list[tuple[str, str]]:
+        """The twenty most confused pairs, both directions together."""
+        pairs: Counter[tuple[str, str]] = Counter()
+        for (expected, decoded), n in self.counts.items():
+            if kind_of((expected, decoded)) == "S":
+                pairs[(min(expected, decoded), max(expected, decoded))] += n
+        return [pair for pair, _ in pairs.most_common(20)]
+
+    def per_phoneme(self) -> dict[str, float]:
+        """Error rate of each phoneme: fraction of its tokens decoded as another or deleted."""
+        expected: Counter[str] = Counter()
+        right: Counter[str] = Counter()
+        for (phoneme, decoded), n in self.counts.items():
+            if phoneme != INSERTED:
+                expected[phoneme] += n
+                right[phoneme] += n * (phoneme == decoded)
+        return {phoneme: 1 - right[phoneme] / n for phoneme, n in expected.items()}
+
+
+def kind_of(pair: tuple[str, str]) -> str:
+    expected, decoded = pair
+    return "I" if expected == INSERTED else "D" if decoded == DELETED else "S" if expected != decoded else "="
+
+
+def align(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Pairs (reference, decoded) of one best alignment."""
+    for step in Levenshtein.opcodes(reference, hypothesis):
+        expected = reference[step.src_start : step.src_end] or [INSERTED] * (step.dest_end - step.dest_start)
+        yield from zip(expected, hypothesis[step.dest_start : step.dest_end] or [DELETED] * len(expected), strict=True)
+
+
+def read_results(path: Path) -> tuple[Errors, dict[str, float]]:
+    """The confusion table of a run and its error rate in every session."""
+    counts: Counter[tuple[str, str]] = Counter()
+    edits: Counter[str] = Counter()
+    lengths: defaultdict[str, int] = defaultdict(int)
+    for trial in map(json.loads, path.read_text("utf-8").splitlines()):
+        pairs = list(align(trial["reference"], trial["hypothesis"]))
+        counts.update(pairs)
+        edits[trial["session"]] += sum(kind_of(pair) != "=" for pair in pairs)
+        lengths[trial["session"]] += len(trial["reference"])
+    return Errors("simulated", counts), {session: edits[session] / lengths[session] for session in lengths}
+
+
+def read_real() -> list[Errors]:
+    """The real tables, except that of sentences seen in training, which has hardly any errors."""
+    tables = json.loads(CONFUSIONS.read_text("utf-8")) if CONFUSIONS.is_file() else []
+    found = [Errors(t["name"].split(" (")[0], Counter({pair(k): n for k, n in t["counts"].items()})) for t in tables]
+    return [errors for errors in found if errors.per > 0.01]
+
+
+def pair(key: str) -> tuple[str, str]:
+    """ "T>D", "<ins>>L" and "EH><del>" to (reference, decoded)."""
+    if key.startswith(INSERTED):
+        return INSERTED, key[len(INSERTED) + 1 :]
+    expected, _, decoded = key.partition(">")
+    return expected, decoded
+
+
+def likeness(a: Errors, b: Errors) -> tuple[float, float]:
+    """Rank correlation of the phonemes' error rates, and shared pairs among the 20 most confused."""
+    ours, theirs = a.per_phoneme(), b.per_phoneme()
+    common = sorted(set(ours) & set(theirs))
+    ranks = [np.argsort(np.argsort([rates[phoneme] for phoneme in common])) for rates in (ours, theirs)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]), len({*a.confused()} & {*b.confused()}) / 20
+
+
+def spread(rates: Iterable[float]) -> str:
+    values = np.array(list(rates))
+    return f"{percent(values.mean())} mean, SD over mean {values.std() / values.mean():.2f}, {len(values)} sessions"
+
+
+def report(run: Errors, by_session: dict[str, float], real: list[Errors]) -> str:
+    rows = [
+        [
+            e.name,
+            percent(e.per),
+            *(percent(e.rate(kind)) for kind in "SDI"),
+            ", ".join(map("–".join, e.confused()[:12])),
+        ]
+        for e in (run, *real)
+    ]
+    lines = [table(["decoder", "PER", "S", "D", "I", "most confused pairs"], rows), ""]
+    among = [likeness(a, b) for i, a in enumerate(real) for b in real[i + 1 :]]
+    pairs = [(errors.name, *likeness(run, errors)) for errors in real]
+    pairs += [("real decoders among themselves, mean", *np.mean(among, axis=0))] if among else []
+    shown = [[name, f"{correlation:.2f}", percent(shared, 0)] for name, correlation, shared in pairs]
+    lines.append(table(["against", "rank correlation of phoneme error rates", "of the 20 worst pairs shared"], shown))
+    lines.append(f"\nPER by session, simulated: {spread(by_session.values())}.")
+    if BY_SESSION.is_file():
+        lines.append(f"PER by session, real T15: {spread(json.loads(BY_SESSION.read_text('utf-8')).values())}.")
     return "\n".join(lines)
 
 
-def main(out: Callable[[str], None] = print) -> None:
-    parser = argparse.ArgumentParser(description="Compare simulated with real recordings.")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="results of a run; without them, statistics of the bins")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.results is not None:
+        print(report(*read_results(arguments.results), read_real()))
+        return
     with tempfile.TemporaryDirectory() as folder:
-        text = table(simulated(Path(folder), arguments.seed), real())
-    out(text)
-    if not T15_TRIAL.is_file():
-        out("(No real trials beside this checkout: the real column shows the values kept in the script.)")
-    if arguments.markdown:
-        arguments.markdown.write_text(text + "\n", encoding="utf-8")
+        measured = simulated(Path(folder), arguments.seed)
+    rows = [
+        [f"{name} ({SOURCES.get(name, 'T15')})", published, measured[name]] for name, published in PUBLISHED.items()
+    ]
+    print(table(["statistic, median (5–95 %)", "real", "simulated"], rows))
 
 
 if __name__ == "__main__":

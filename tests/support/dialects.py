@@ -1,11 +1,9 @@
-"""Writers of the same log in other formats: exports of trackers and printed output of trainers."""
+"""Writers of one training log in other formats: exports of trackers and printed output of trainers."""
 
 import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from arcuate.doctor.log_table import TrainingLog
 
@@ -190,8 +188,3 @@ DIALECTS: dict[str, Callable[[TrainingLog, Path], None]] = {
         *(percent_jsonl, long_csv, printed_dashes, printed_percent, printed_below, printed_dicts, events),
     )
 }
-
-
-def thinned(log: TrainingLog) -> bool:
-    """Whether a log is too long to be written in every format."""
-    return max(len(log.train_loss), len(log.per)) > 20_000 or bool(np.any(np.diff(log.judged.steps) <= 0))
