@@ -24,7 +24,7 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.train import train
 from arcuate.files import DECODINGS
-from arcuate.insight.comparison import compare
+from arcuate.insight.compare import compare
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.report import write_report
 from arcuate.insight.runs import list_runs

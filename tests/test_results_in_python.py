@@ -23,7 +23,7 @@ def test_something_that_is_not_a_path_is_named() -> None:
 def test_descriptions_are_short(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b")
-    assert repr(arcuate.list_runs(tmp_path)) == f"RunList('{tmp_path}': 2 runs: a, b)"
+    assert repr(arcuate.list_runs(tmp_path)) == f"RunTable('{tmp_path}': 2 runs: a, b)"
 
 
 def test_the_doctor_names_what_it_takes_for_the_end() -> None:
@@ -36,5 +36,5 @@ def test_the_doctor_names_what_it_takes_for_the_end() -> None:
 def test_the_verdict_of_a_list_is_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     run.metrics_file.write_text("\n".join(run.metrics_file.read_text("utf-8").splitlines()[:3]) + "\n", "utf-8")
-    (entry,) = arcuate.list_runs(tmp_path, diagnose=arcuate.diagnose)
-    assert (entry.verdict, entry.shown_verdict) == ("too_short", "too short")
+    found = arcuate.list_runs(tmp_path, diagnose=arcuate.diagnose)
+    assert (found.runs[0].verdict, found.cells()[0]["verdict"]) == ("too_short", "too short")

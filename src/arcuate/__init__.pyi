@@ -18,7 +18,7 @@ from .experiments.recipe import load_recipe as load_recipe
 from .experiments.sweep import sweep as sweep
 from .experiments.train import train as train
 from .insight.charts.curves import plot_curves as plot_curves
-from .insight.comparison import compare as compare
+from .insight.compare import compare as compare
 from .insight.ledger import write_ledger as write_ledger
 from .insight.report import write_report as write_report
 from .insight.runs import list_runs as list_runs

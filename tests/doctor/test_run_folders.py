@@ -12,7 +12,8 @@ from arcuate.doctor.advice import find_causes
 from arcuate.doctor.diagnose import measure
 from arcuate.doctor.rules import Finding
 from arcuate.experiments.recipe import load_recipe
-from arcuate.insight.runs import read_entry
+from arcuate.insight.run_data import read_run
+from arcuate.insight.runs import run_dict
 from support.cli import assert_refused
 from support.command import arcuate
 from support.doctor_logs import falling, log
@@ -66,7 +67,7 @@ def test_damaged_recipe_is_reported_with_its_error(tmp_path: Path) -> None:
     note = next(note for note in diagnose(run.path).notes if "recipe" in note)
     assert "node content" in note
     assert "line 3" in note
-    assert read_entry(run.path, "run", diagnose=diagnose).problems[0].endswith("(line 3)")
+    assert read_run(run, "run", diagnose).problems[0].endswith("(line 3)")
 
 
 def test_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
@@ -74,11 +75,11 @@ def test_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
     best = diagnose(run.path).best_per
     text = run.metrics_file.read_text()
     run.metrics_file.write_text(text[:200] + "\x7f\x00\n" + text)
-    row = read_entry(run.path, "run", diagnose=diagnose).to_dict()
+    row = run_dict(read_run(run, "run", diagnose))
     assert (row["verdict"], row["best_per"]) == ("healthy", best)
     assert "not JSON" in row["problems"][0]
     run.metrics_file.write_text("nothing left\n")
-    row = read_entry(run.path, "run", diagnose=diagnose).to_dict()
+    row = run_dict(read_run(run, "run", diagnose))
     assert (row["verdict"], row["best_per"]) == (None, None)
 
 

@@ -13,7 +13,7 @@ from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.seeds import SeedRun, SeedsResult
 from arcuate.files import append_jsonl, read_json, write_json, write_jsonl
 from arcuate.insight.ablation import ablation_page, judge_ablation
-from arcuate.insight.comparison import compare
+from arcuate.insight.compare import compare
 from arcuate.insight.ledger import write_ledger
 from arcuate.insight.runs import list_runs
 from arcuate.run import Run, unfinished_reason

@@ -12,7 +12,6 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,7 @@ from arcuate.exported.file import open_archive, write_archive
 from arcuate.files import read_json
 from arcuate.insight import render
 from arcuate.insight.report.page import report_page
-from arcuate.insight.report.run_data import read_run_data
+from arcuate.insight.run_data import read_run
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import read_lexicon
 from arcuate.language.ngram.estimate import build_model
@@ -164,27 +163,7 @@ def _contents(path: Path) -> list[tuple[bytes, ...]]:
     "part",
     ["recipe.yaml", "environment.json", "metrics.jsonl", "results/val.json", "results/val.jsonl", "results/val.npz"],
 )
-def test_run_folders(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without static drawings, which take a second per page; a few are drawn below."""
-    monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
-    check_run_folders(tmp_path, part)
-
-
-def test_drawings_of_run_folders(tmp_path: Path) -> None:
-    """In this process, because the renderer of charts does not survive a fork."""
-    shutil.copytree(GOLDEN / "run", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    path, rng = tmp_path / "run" / "metrics.jsonl", random.Random(0)
-    content = path.read_bytes()
-    for _ in range(cases(0.1)):
-        damaged = bytearray(content)
-        for _ in range(rng.randint(0, 12)):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        path.write_bytes(damaged)
-        with suppress(UserError):
-            report_page(read_run_data(Run(tmp_path / "run")))
-
-
-def check_run_folders(tmp_path: Path, part: str) -> None:
+def test_run_folders(tmp_path: Path, part: str) -> None:
     render.vega_bundle()  # made before the fork, and cached
     shutil.copytree(GOLDEN / "run", tmp_path / "runs" / "run", ignore=shutil.ignore_patterns("checkpoints"))
     path = tmp_path / "runs" / "run" / part
@@ -192,7 +171,7 @@ def check_run_folders(tmp_path: Path, part: str) -> None:
     def read(content: bytes, folder: Path) -> None:
         path.write_bytes(content)
         list_runs(tmp_path / "runs", diagnose=diagnose).to_dicts()
-        found = read_run_data(Run(tmp_path / "runs" / "run"))
+        found = read_run(Run(tmp_path / "runs" / "run"))
         if zlib.crc32(content) % 4 == 0:  # a page takes half a second
             report_page(found)
 

@@ -7,7 +7,7 @@ import pytest
 
 from arcuate.errors import UserError
 from arcuate.files import read_json, read_jsonl, write_json, write_jsonl
-from arcuate.insight.comparison import compare, comparison_page
+from arcuate.insight.compare import compare, comparison_page
 from arcuate.run import Run
 from support.cli import assert_refused, one_object
 from support.command import arcuate

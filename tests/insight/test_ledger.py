@@ -80,7 +80,7 @@ def test_source_of_initial_weights_is_the_parent(tmp_path: Path) -> None:
 def test_latest_of_equally_near_runs_is_the_parent(tmp_path: Path) -> None:
     for i in range(3):
         make_run(tmp_path / f"r{i}", [f"train.seed={i}"], minute=i)
-    assert [entry.parent.name for entry in list_runs(tmp_path) if entry.parent] == [
+    assert [data.parent.name for data in list_runs(tmp_path) if data.parent] == [
         "tiny",
         "r0",
         "r1",
@@ -270,27 +270,7 @@ def test_changes_have_full_names_and_lines_fit_a_narrow_terminal(
     assert "encoder.dropout 0.2 → 0.5" in write_ledger(home, diagnose=diagnose).partition("##")[0]
 
 
-def test_a_relative_source_of_weights_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "runs" / "a", ["encoder.dropout=0.4"], minute=0)
-    make_run(tmp_path / "runs" / "z", minute=1)
-    make_run(tmp_path / "runs" / "b", minute=2, parent="runs/a@best")  # as earlier versions recorded it
-    monkeypatch.chdir(tmp_path / "runs" / "z")
-    row = rows_of(tmp_path / "runs")["b"]
-    assert (row["parent"], row["parent_kind"]) == ("a", "weights")
-
-
 # Parents, targets, words and the summary over all runs
-
-
-def test_run_of_the_recipe_it_extends_is_the_parent_before_a_similar_one(tmp_path: Path) -> None:
-    make_run(tmp_path / "base", ["name=base-recipe", "encoder.dropout=0.5", "schedule.peak_lr=0.01"], minute=0)
-    make_run(tmp_path / "similar", ["name=other"], minute=1)
-    names = ["child-recipe", "base-recipe", "tiny"]
-    make_run(tmp_path / "child", ["name=child-recipe", "schedule.peak_lr=0.02"], minute=2, lineage=names)
-    row = rows_of(tmp_path)["child"]
-    assert (row["parent"], row["parent_kind"]) == ("base", "extends")
-    assert {change["path"] for change in row["changes"]} == {"encoder.dropout", "schedule.peak_lr"}
-    assert "base, a run of the recipe that it extends" in write_ledger(tmp_path, diagnose=diagnose)
 
 
 @pytest.mark.parametrize(
@@ -417,9 +397,9 @@ def test_finished_calibration_is_not_called_too_short(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "calibrated", ["train.steps=60"])
     rows = [row for row in run.metrics() if row["split"] == "train" or row["step"] == 60]
     write_jsonl(run.metrics_file, rows)
-    assert list_runs(tmp_path / "runs", diagnose=diagnose).entries[0].verdict == "too_short"
+    assert list_runs(tmp_path / "runs", diagnose=diagnose).runs[0].verdict == "too_short"
     write_json(run.calibration_file, {"curve": []})
-    assert list_runs(tmp_path / "runs", diagnose=diagnose).entries[0].verdict == "calibrated"
+    assert list_runs(tmp_path / "runs", diagnose=diagnose).runs[0].verdict == "calibrated"
 
 
 def test_folders_of_a_command_in_progress_are_not_runs(tmp_path: Path) -> None:

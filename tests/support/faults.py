@@ -209,7 +209,7 @@ _IMPORTED_ONCE = (
     "arcuate.experiments.seeds",
     "arcuate.experiments.sweep",
     "arcuate.insight.ablation",
-    "arcuate.insight.comparison",
+    "arcuate.insight.compare",
     "arcuate.insight.ledger",
     "arcuate.insight.report",
     "arcuate.language.ngram.estimate",

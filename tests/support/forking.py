@@ -167,7 +167,7 @@ IMPORTED_ONCE = (
     "arcuate.evaluation.evaluate",
     "arcuate.experiments.seeds",
     "arcuate.insight.ablation",
-    "arcuate.insight.comparison",
+    "arcuate.insight.compare",
 )
 OF_EXTRAS = ("altair", "optuna")  # imported by the commands that need them, if they are installed
 

@@ -4,15 +4,8 @@ import base64
 import hashlib
 import json
 import re
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from html.parser import HTMLParser
-from unittest.mock import patch
 
-import pytest
-
-from arcuate.insight import render
 from arcuate.insight.render import page_script, vega_bundle
 
 VOID = {"meta"}
@@ -77,33 +70,7 @@ def check_page(page: str) -> Outline:
         r"base64,[^\"]*", "", re.sub(r"<script.*?</script>", "", page[page.index("<body>") :], flags=re.DOTALL)
     )
     assert not re.search(r"\b(nan|inf|None|NaN|undefined)\b", text)
-    assert len(re.findall(r"<noscript><div[^<>]*><svg", page)) == len(outline.specs)
     assert len(set(outline.ids)) == len(outline.ids)
     assert {a[1:] for a in outline.addresses if a.startswith("#")} <= set(outline.ids)
     assert len(page.encode("utf-8", "replace")) < 3_000_000
     return outline
-
-
-@contextmanager
-def drawn_in_part(content: bytes) -> Iterator[None]:
-    """For tests of many random files: static drawings, each a tenth of a second, for one file in eight.
-
-    The charts of all files are built and embedded.
-    """
-    if zlib.crc32(content) % 8:
-        with patch.object(render, "static_svg", lambda figure, identifier="": "<svg></svg>"):
-            yield
-    else:
-        yield
-
-
-@pytest.fixture(autouse=True)
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A static drawing takes a tenth of a second, and a page has a dozen: only tests with `drawings` make them."""
-    if "drawings" not in request.fixturenames:
-        monkeypatch.setattr(render, "static_svg", lambda figure, identifier="": "<svg></svg>")
-
-
-@pytest.fixture
-def drawings() -> None:
-    """Static drawings are made as for a user."""

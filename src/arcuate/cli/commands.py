@@ -148,7 +148,7 @@ GROUPS = {
             ".cli.show_runs:serve",
         ),
         Command(
-            *("compare", ".insight.comparison:compare", "runs…"),
+            *("compare", ".insight.compare:compare", "runs…"),
             "Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group.",
             ".cli.show_runs:comparison",
             hidden="evaluate_missing",

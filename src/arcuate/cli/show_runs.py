@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from arcuate.experiments.demo import DemoResult
     from arcuate.experiments.sweep import SweepResult, SweepTrial
     from arcuate.insight.ablation import AblationResult
-    from arcuate.insight.comparison import Comparison
-    from arcuate.insight.runs import RunEntry, RunList
+    from arcuate.insight.compare import Comparison
+    from arcuate.insight.runs import RunTable
 
 Given = Mapping[str, Any]  # arguments of the command
 _COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plateaued": "yellow", "overfit": "yellow"}
-_MAX_CHANGES = 4
 
 
 # --- Training ------------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class Ablation:
     def exit_code(self) -> int:
         if self.runs.signal is not None:
             return 128 + self.runs.signal
-        return 0 if self.effects is None or self.effects.runs else 1
+        return 0 if self.effects is None or self.effects.groups else 1
 
     def to_dict(self) -> dict[str, Any]:
         return (self.effects or self.runs).to_dict()
@@ -142,7 +141,7 @@ def _print_effects(ablation: "AblationResult") -> None:
         say(f"{run} failed: {reason}")
     if ablation.missing:
         say(f"missing or incomplete, and excluded from all effects: {'; '.join(ablation.missing)}")
-    if ablation.runs:
+    if ablation.groups:
         say(f"wrote {experiment.out / 'ablation.html'}")
 
 
@@ -328,61 +327,22 @@ def _print_drift(result: "DriftResult") -> None:
             say(f"{row.session}: {counted(len(row.newly_flat), 'channel')} became flat")
 
 
-def runs(found: "RunList", given: Given) -> None:
-    head = ("run", "verdict", f"best {found.rate_name}", "WER", "steps", "target")
-    # one line per run with its changes below, because names and settings are long
-    table = [head, *((e.name, _verdict(e), _best(e, found.rate_name), _wer(e), _steps(e), _target(e)) for e in found)]
+def runs(found: "RunTable", given: Given) -> None:
+    cells = found.cells()
+    head = list(cells[0])[:6]  # parent and changes are below each run, because names and settings are long
+    table = [head, *([row[name] for name in head] for row in cells)]
     widths = [max(len(line[i]) for line in table) for i in range(len(head))]
     narrow = sum(widths) + 2 * len(widths) > out.width
     for i, line in enumerate(table):
         padded = [cell.ljust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         name = f"{line[0]}\n    " if narrow else f"{line[0].ljust(widths[0])}  "
         out.print(Text(name + "  ".join(padded).rstrip(), style="bold" if i == 0 else ""), soft_wrap=True)
-        if i and (changes := _changes(found.entries[i - 1])):
+        if i and cells[i - 1]["parent"] != "–":
+            changes = "relative to {parent}: {changes}".format_map(cells[i - 1])
             out.print(Padding(Text(changes, style="dim"), (0, 0, 0, 4)))
-    for entry in found:
-        for problem in entry.problems:
-            say(f"{entry.name}: {problem}")
-
-
-def _verdict(entry: "RunEntry") -> str:
-    secondary = entry.diagnosis.secondary if entry.diagnosis else ()
-    also = f" ({', '.join(secondary)})" if secondary else ""
-    return f"{entry.shown_verdict or ('damaged' if entry.problems else '–')}{also}"
-
-
-def _best(entry: "RunEntry", heading: str) -> str:
-    step = entry.logged.best_step
-    if step is None:
-        return percent(entry.logged.best_per)
-    name = "" if entry.rate_name == heading else f"{entry.rate_name} "  # runs on different alphabets
-    return f"{name}{percent(entry.logged.best_per)} at {step}"
-
-
-def _wer(entry: "RunEntry") -> str:
-    return percent(entry.best_wer[0]) if entry.best_wer else "–"
-
-
-def _target(entry: "RunEntry") -> str:
-    return entry.target.status if entry.target else "–"
-
-
-def _steps(entry: "RunEntry") -> str:
-    done, planned = entry.logged.steps, entry.planned_steps
-    return "–" if done is None else str(done) if planned in (None, done) else f"{done} of {planned}"
-
-
-def _changes(entry: "RunEntry") -> str:
-    """The parent and the first few changes relative to it."""
-    from arcuate.config import value_text
-
-    if entry.parent is None:
-        return ""
-    changes = entry.parent.changes
-    shown = [f"{c.path} {value_text(c.before)} → {value_text(c.after)}" for c in changes[:_MAX_CHANGES]]
-    if len(changes) > _MAX_CHANGES:
-        shown.append(f"and {len(changes) - _MAX_CHANGES} more")
-    return f"relative to {entry.parent.name}: {', '.join(shown) or 'no changes'}"
+    for data in found:
+        for problem in data.problems:
+            say(f"{data.name}: {problem}")
 
 
 def ledger(text: str, given: Given) -> None:
@@ -397,6 +357,8 @@ def serve(prepared: Any, given: Given) -> None:
 
 
 def comparison(comparison: "Comparison", given: Given) -> None:
+    from arcuate.insight.runs import changes_text
+
     rows = []
     for group in comparison.groups:
         sd = "–" if group.arm.seed_sd is None else f"{100 * group.arm.seed_sd:.1f}"
@@ -408,7 +370,7 @@ def comparison(comparison: "Comparison", given: Given) -> None:
         n_sessions = found.sessions_better + found.sessions_worse
         if n_sessions > 1:
             out.print(f"Fewer errors in {found.sessions_better} of the {n_sessions} sessions that differ.")
-        changed = ", ".join(change.path for change in found.changes) or "nothing"
+        changed = changes_text(found.changes, n_shown=12) if found.changes else "nothing"
         out.print(f"Changed: {changed}.", markup=False, soft_wrap=True)
     say("")
     for note in (*comparison.notes, comparison.method):

@@ -12,8 +12,8 @@ from arcuate.insight.charts import curves
 from arcuate.insight.charts.base import Chart
 from arcuate.insight.charts.curves import Curve, Line, ValueAxis, thin_curve
 from arcuate.insight.charts.formats import count, percent
-from arcuate.insight.overlay import any_simulated, line_figure
-from arcuate.insight.render import Figure, LegendEntry, make_figure, render
+from arcuate.insight.render import Figure, LegendEntry, line_figure, make_figure, render
+from arcuate.insight.run_data import is_simulated
 from arcuate.run import Run
 
 _LOWEST, _HIGHEST = 0.01, 1.2  # error rates outside are drawn at the edge; untrained models reach 5
@@ -33,7 +33,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         "doctor.html",
         heading=diagnosis.name,
         kind="doctor",
-        simulated=any_simulated(Run(run.log.run_path) for run in runs if run.log and run.log.run_path),
+        simulated=any(is_simulated(Run(run.log.run_path)) for run in runs if run.log and run.log.run_path),
         diagnosis=diagnosis,
         tone="good" if diagnosis.primary == "healthy" else "mild" if diagnosis.primary in _MILD else "bad",
         error_name=diagnosis.error_name,
@@ -78,7 +78,7 @@ def _error_figure(run: Diagnosis) -> Figure | None:
         band = f"± {_BAND_SD:g} SD, drawn at least {100 * _MIN_BAND:.0f}\u202f% wide"
         legend.append(LegendEntry(f"{reference.n_runs} healthy runs, {band}: {reference.model}", "teal", "band"))
     caption = f"Reference: {reference.source}." if reference else None
-    return make_figure(chart, caption=caption, legend=legend, full=True)
+    return make_figure(chart, caption=caption, legend=legend)
 
 
 def diagnosis_chart(run: Diagnosis) -> Chart | None:

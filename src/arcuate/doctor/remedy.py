@@ -22,7 +22,7 @@ from arcuate.run import Run, check_run_folder, open_run
 
 if TYPE_CHECKING:
     from arcuate.doctor.diagnose import Diagnosis
-    from arcuate.insight.comparison import Comparison
+    from arcuate.insight.compare import Comparison
 
 # Only one of these is changed at a time, because each of them alone corrects the size of the updates.
 _STEP_SIZE = frozenset({"learning_rate", "eps", "clipping", "loss_reduction"})
@@ -217,7 +217,7 @@ def try_remedy(
     Changes to the length of the run are left out, because both runs get the same number of steps.
     """
     from arcuate.experiments.train_many import Job, train_job
-    from arcuate.insight.comparison import compare
+    from arcuate.insight.compare import compare
     from arcuate.training.callbacks import handle_signals
 
     if remedy.run is None:

@@ -1,40 +1,54 @@
 """`write_ledger`: the run diary as Markdown, with purpose, changes, result and finding of every run."""
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from arcuate.config import Change, value_text
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import run_rate_name
-from arcuate.evaluation.significance import Contrast, difference, holm
+from arcuate.evaluation.significance import holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
 from arcuate.files import check_output, finite_number, read_json, write_text
-from arcuate.insight.charts.formats import MISSING
+from arcuate.insight.compare import Difference, Group, differences, read_scores, selected_on_scored_trials
 from arcuate.insight.render import render
-from arcuate.insight.runs import SEED_SETTINGS, Diagnose, Parent, RunEntry, differ_only_in_seed, list_runs
-from arcuate.insight.scores import (
-    ALPHA,
-    check_same_trials,
-    check_same_word_search,
-    describe_difference,
-    p_text,
-    read_scores,
-    read_word_scores,
-    selected_on_scored_trials,
-    to_arm,
+from arcuate.insight.run_data import Diagnose, Parent, Row, RunData, lookup
+from arcuate.insight.runs import (
+    SEED_SETTINGS,
+    RunTable,
+    changes_text,
+    differ_only_in_seed,
+    list_runs,
+    packaged_ancestor,
+    run_cells,
 )
 from arcuate.progress import Progress, counted, percent
+from arcuate.run import WORDS_LABEL
 from arcuate.training.step_size import coupling_warnings
 
 _MAX_CHANGES = 12
 _MAX_EVIDENCE = 4
 _MAX_VALUE = 160  # characters
 _SPLITS = ("val", "dev", "test")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A run with its tested differences from its parent, PER and WER, and why others were not tested."""
+
+    data: RunData
+    tested: tuple[Difference, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()  # metric, why it was not tested
+
+    @property
+    def parent(self) -> Parent | None:
+        return self.data.parent
+
+    @property
+    def before(self) -> RunData | None:
+        return self.parent.data if self.parent else None
 
 
 def write_ledger(
@@ -46,15 +60,16 @@ def write_ledger(
 ) -> str:
     """Return the run diary of a folder as Markdown with the verdicts of `diagnose`, and write it to `out` if given."""
     check_output(out, "# Run diary", "DIARY.md")
-    runs = list_runs(folder, diagnose=diagnose, progress=progress)
+    table = list_runs(folder, diagnose=diagnose, progress=progress)
+    entries = [_compared(data) for data in table]
     parts = [
-        f"# Run diary: {escape_markdown(runs.folder.resolve().name)}",
-        _introduction(runs.entries),
-        _overview(runs.entries),
-        *_rankings(runs.entries),
-        _summary(runs.entries),
-        *_ablations(runs.entries),
-        *(_section(number, entry) for number, entry in enumerate(runs, start=1)),
+        f"# Run diary: {escape_markdown(table.folder.resolve().name)}",
+        _introduction(table.runs),
+        _overview(table),
+        *_rankings(table.runs),
+        _summary(entries),
+        *_ablations(table.runs),
+        *(_section(number, entry) for number, entry in enumerate(entries, start=1)),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     if out is not None:
@@ -62,14 +77,37 @@ def write_ledger(
     return text
 
 
-def _introduction(entries: Sequence[RunEntry]) -> str:
-    n_damaged = sum(bool(e.problems) for e in entries)
-    n_data = len({json.dumps(e.data_hashes, sort_keys=True, default=str) for e in entries if e.data_hashes})
+def ledger_page(text: str, *, simulated: bool = False) -> str:
+    """The run diary, as `write_ledger` returned it, as a page."""
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
+
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    html = html.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
+    return render("ledger.html", heading="Run diary", kind="ledger", simulated=simulated, diary=Markup(html))
+
+
+_ESCAPES = (("|", "\\|"), ("<", "&lt;"), ("`", "'"), ("[", "\\["), ("*", "\\*"))
+
+
+def escape_markdown(text: str) -> str:
+    """Text from a run folder on one line, without characters that start markup."""
+    line = " ".join(str(text).split())
+    for character, replacement in _ESCAPES:
+        line = line.replace(character, replacement)
+    return line
+
+
+# --- All runs --------------------------------------------------------------------------------------------
+
+
+def _introduction(runs: Sequence[RunData]) -> str:
+    n_damaged, n_data = sum(bool(data.problems) for data in runs), len({_data_set(data) for data in runs})
     sentences = [
-        f"{counted(len(entries), 'run')} in the order of their start. Generated by"
+        f"{counted(len(runs), 'run')} in the order of their start. Generated by"
         " `arcuate ledger` from the run folders; edit `purpose` and `notes` of a recipe, not this page."
     ]
-    if any(e.recipe and not _stated_purpose(e.recipe) for e in entries):
+    if any(data.recipe and not _stated_purpose(data.recipe) for data in runs):
         sentences.append('State the purpose of a run when training: `arcuate train … "purpose=why this run"`.')
     if n_data > 1:
         sentences.append(
@@ -82,155 +120,112 @@ def _introduction(entries: Sequence[RunEntry]) -> str:
     return " ".join(sentences)
 
 
-def _overview(entries: Sequence[RunEntry]) -> str:
-    name = run_rate_name(*(e.run for e in entries))
-    head = ("", "run", "verdict", f"best {name}", "WER", "target", "steps", "parent", "changes")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for number, entry in enumerate(entries, start=1):
-        logged, parent = entry.logged, entry.parent
-        best = MISSING if logged.best_per is None else f"{percent(logged.best_per)} ({logged.best_step})"
-        if entry.rate_name != name and logged.best_per is not None:  # runs on different alphabets
-            best = f"{entry.rate_name} {best}"
-        cells = (
-            str(number),
-            escape_markdown(entry.name),
-            entry.shown_verdict or ("unreadable" if entry.problems else MISSING),
-            best,
-            percent(entry.best_wer[0]) if entry.best_wer else MISSING,
-            entry.target.status if entry.target else MISSING,
-            _steps_text(entry),
-            escape_markdown(parent.name) if parent else MISSING,
-            _short_changes(parent.changes) if parent else MISSING,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _data_set(data: RunData) -> str:
+    """What error rates depend on besides the model: the trials, and the split of the validations."""
+    hashes = lookup(data.environment, "data.hashes")
+    return json.dumps([hashes, data.environment.get("selected_on")], sort_keys=True, default=str)
 
 
-def _rankings(entries: Sequence[RunEntry], n_shown: int = 5) -> list[str]:
+def _overview(table: RunTable) -> str:
+    rows = [{"": str(i), **cells} for i, cells in enumerate(table.cells(), start=1)]
+    lines = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+    return "\n".join([*lines, *(f"| {' | '.join(map(escape_markdown, row.values()))} |" for row in rows)])
+
+
+def _rankings(runs: Sequence[RunData], n_shown: int = 5) -> list[str]:
     """The best results so far, one list per data set, because error rates on different data are not comparable."""
-    data_sets: dict[str, list[RunEntry]] = {}
-    for entry in entries:
-        if entry.logged.best_per is not None:
-            key = json.dumps([entry.data_hashes, entry.environment.get("selected_on")], sort_keys=True, default=str)
-            data_sets.setdefault(key, []).append(entry)
+    data_sets: dict[str, list[RunData]] = {}
+    for data in runs:
+        if data.best:
+            data_sets.setdefault(_data_set(data), []).append(data)
     parts = []
     for number, members in enumerate(data_sets.values(), start=1):
-        ranked = sorted(members, key=lambda e: (e.logged.best_per or 0.0, e.logged.best_step or 0))
-        items = [f"{rank}. {_ranked_text(entry)}" for rank, entry in enumerate(ranked[:n_shown], start=1)]
-        with_words = [e for e in members if e.best_wer]
-        if with_words:
-            lowest = min(with_words, key=lambda e: e.best_wer or (0.0, ""))
+        ranked = sorted(members, key=lambda data: (data.best or (0.0,))[0])
+        items = [f"{rank}. {_ranked_text(data)}" for rank, data in enumerate(ranked[:n_shown], start=1)]
+        if decoded := [data for data in members if data.best_wer]:
+            lowest = min(decoded, key=lambda data: data.best_wer or (0.0, ""))
             items.append(f"\nLowest WER: {escape_markdown(lowest.name)}, {_wer_text(lowest)}.")
         title = "Best results so far" + (f", data set {number}" if len(data_sets) > 1 else "")
         parts.append(f"## {title}\n\n" + "\n".join(items))
     return parts
 
 
-def _ranked_text(entry: RunEntry) -> str:
-    remarks = [f"step {entry.logged.best_step:,}" if entry.logged.best_step is not None else ""]
-    remarks += [f"WER {_wer_text(entry)}" if entry.best_wer else ""]
-    remarks += [f"target {entry.target.status}" if entry.target else ""]
-    remarks += [entry.unfinished or ""]
+def _ranked_text(data: RunData) -> str:
+    assert data.best is not None
+    remarks = [f"step {data.best.step:,}"]
+    remarks += [f"WER {_wer_text(data)}" if data.best_wer else ""]
+    remarks += [f"target {data.target.status}" if data.target else "", data.unfinished or ""]
     detail = ", ".join(remark for remark in remarks if remark)
-    return f"{escape_markdown(entry.name)}: {entry.rate_name} {percent(entry.logged.best_per)}" + (
-        f" ({detail})" if detail else ""
-    )
+    return f"{escape_markdown(data.name)}: {data.rate_name} {percent(data.best.rate)} ({detail})"
 
 
-def _wer_text(entry: RunEntry) -> str:
-    assert entry.best_wer is not None
-    rate, split = entry.best_wer
+def _wer_text(data: RunData) -> str:
+    rate, split = data.best_wer or (0.0, "")
     return f"{percent(rate)} {'in validation' if split == 'log' else f'on {split}'}"
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """A finished run against its finished parent, on the same trials."""
+def _compared(data: RunData) -> _Entry:
+    """Test a finished run against its finished parent, on the first split on which both have results."""
+    before = data.parent.data if data.parent else None
+    if before is None or data.unfinished or before.unfinished:
+        return _Entry(data)
+    common = [name for name in data.summaries if name in before.summaries and name.partition(".")[0] in _SPLITS]
+    words = [name for name in common if name.partition(".")[2] == WORDS_LABEL]
+    tokens = [name for name in common if name not in words]
+    tested: list[Difference] = []
+    reasons = [] if tokens else [(data.rate_name, "both runs must be evaluated on the same split")]
+    for metric, names in ((data.rate_name, tokens), ("WER", words)):
+        if not names:
+            continue
+        name = min(names, key=lambda n: ("." in n, _SPLITS.index(n.partition(".")[0]), n))
+        split, _, label = name.partition(".")
+        try:
+            pair = [Group(d.name, (read_scores(d, split, label or None),)) for d in (before, data)]
+            tested += differences([(pair[0], pair[1])])
+        except UserError as error:
+            reasons.append((metric, escape_markdown(str(error).rstrip("."))))
+    return _Entry(data, tuple(tested), tuple(reasons))
 
-    entry: RunEntry
-    parent: Parent
-    before: RunEntry
-    metric: str  # such as PER or WER
-    found: Contrast
 
-
-def _summary(entries: Sequence[RunEntry]) -> str:
-    """What helped and what did not, from the comparisons of finished runs with their parents."""
-    compared = [c for entry in entries for c in _compare_with_parent(entry)]
-    if not compared:
+def _summary(entries: Sequence[_Entry]) -> str:
+    """What helped and what did not; repetitions and arms of an ablation, which has its own verdict, do not count."""
+    counted_entries = [
+        entry
+        for entry in entries
+        if entry.parent and entry.parent.kind != "base" and not differ_only_in_seed(entry.parent.changes)
+    ]
+    found = [(entry, tested) for entry in counted_entries for tested in entry.tested]
+    if not found:
         return ""
-    adjusted = holm([c.found.p for c in compared])
-    groups: dict[str, list[str]] = {"helped": [], "made it worse": [], "made no significant difference": []}
-    for comparison, p in zip(compared, adjusted, strict=True):
-        is_better = comparison.found.estimate < 0
-        verdict = ("helped" if is_better else "made it worse") if p < ALPHA else "made no significant difference"
-        groups[verdict].append(_comparison_text(comparison, p, len(compared)))
-    corrected = f", Holm-adjusted for {len(compared)} comparisons" if len(compared) > 1 else ""
+    adjusted, titles = holm([tested.contrast.p for _, tested in found]), {"better": "Helped", "worse": "Made it worse"}
+    groups: dict[str, list[str]] = {title: [] for title in (*titles.values(), "Made no significant difference")}
+    for (entry, tested), p in zip(found, adjusted, strict=True):
+        judged = replace(tested, p_adjusted=p)
+        groups[titles.get(judged.verdict, "Made no significant difference")].append(_summary_text(entry, judged))
+    corrected = f", Holm-adjusted for {len(found)} comparisons" if len(found) > 1 else ""
     parts = [
         "## What helped and what did not\n\n"
         f"Finished runs against their finished parents on the same trials{corrected}. With one run per side, variation"
         " between seeds is not included."
     ]
-    for verdict, items in groups.items():
-        if items:
-            parts.append(f"**{verdict[:1].upper()}{verdict[1:]}:**\n\n" + "\n".join(f"- {item}" for item in items))
-    return "\n\n".join(parts)
+    lists = {title: "\n".join(f"- {item}" for item in items) for title, items in groups.items() if items}
+    return "\n\n".join([*parts, *(f"**{title}:**\n\n{items}" for title, items in lists.items())])
 
 
-def _compare_with_parent(entry: RunEntry) -> list[_Comparison]:
-    """The tested differences of PER and WER; none for repetitions, unfinished runs, and runs scored on other trials."""
-    parent = entry.parent
-    if parent is None or parent.entry is None or entry.unfinished or parent.entry.unfinished:
-        return []
-    if differ_only_in_seed(parent.changes) or parent.kind == "base":  # an ablation has its own verdict
-        return []
-    found = []
-    for metric, test in ((entry.rate_name, _test_phonemes), ("WER", _test_words)):
-        try:
-            contrast = test(entry, parent.entry)
-        except UserError:  # the section of the run gives the reason
-            continue
-        if contrast is not None:
-            found.append(_Comparison(entry, parent, parent.entry, metric, contrast))
-    return found
-
-
-def _test_phonemes(entry: RunEntry, before: RunEntry) -> Contrast | None:
-    """The tested difference of PER; None if the runs were not evaluated on a common split."""
-    common = _common_results(entry, before)
-    if common is None:
-        return None
-    scores = [read_scores(e.run, *common) for e in (before, entry)]
-    check_same_trials(scores)
-    return difference(to_arm(scores[:1]), to_arm(scores[1:]))
-
-
-def _test_words(entry: RunEntry, before: RunEntry) -> Contrast | None:
-    """The tested difference of WER; None if the runs were not decoded to words on a common split."""
-    split = next((name for name in _SPLITS if name in entry.words and name in before.words), None)
-    if split is None:
-        return None
-    scores = [read_word_scores(e.run, split) for e in (before, entry)]
-    check_same_trials(scores)
-    check_same_word_search(scores)
-    return difference(to_arm(scores[:1]), to_arm(scores[1:]))
-
-
-def _comparison_text(c: _Comparison, p_adjusted: float, n_comparisons: int) -> str:
-    settings = [change for change in c.parent.changes if change.path not in SEED_SETTINGS]
-    changed = _short_changes(settings)
+def _summary_text(entry: _Entry, tested: Difference) -> str:
+    settings = [change for change in (entry.parent.changes if entry.parent else ()) if change.path not in SEED_SETTINGS]
     together = f", {len(settings)} settings at once" if len(settings) > 1 else ""
-    points = f"{100 * c.found.estimate:+.1f} points of {c.metric}".replace("-", "−")
-    names = f"{escape_markdown(c.entry.name)} against {escape_markdown(c.before.name)}"
-    return f"{changed}{together}: {points} ({p_text(p_adjusted)}; {names})"
+    points = f"{tested.points:+.1f} points of {tested.group.metric}".replace("-", "−")
+    names = f"{escape_markdown(tested.group.name)} against {escape_markdown(tested.reference.name)}"
+    return f"{escape_markdown(changes_text(settings))}{together}: {points} ({tested.p_text}; {names})"
 
 
-def _ablations(entries: Sequence[RunEntry]) -> list[str]:
+def _ablations(runs: Sequence[RunData]) -> list[str]:
     """The verdicts of the ablations that runs of this list are part of, over all seeds."""
     sentences = []
-    for folder in dict.fromkeys(e.ablation for e in entries if e.ablation):
-        runs = [e for e in entries if e.ablation == folder]
-        unfinished = [f"{e.run.path.parent.name}/{e.run.path.name} ({e.unfinished})" for e in runs if e.unfinished]
+    for folder in dict.fromkeys(data.ablation for data in runs if data.ablation):
+        own = [data for data in runs if data.ablation == folder]
+        unfinished = [f"{d.run.path.parent.name}/{d.run.path.name} ({d.unfinished})" for d in own if d.unfinished]
         try:
             verdict = str(read_json(folder / "ablation.json").get("verdict") or "")
         except UserError:
@@ -238,44 +233,45 @@ def _ablations(entries: Sequence[RunEntry]) -> list[str]:
         if unfinished:
             verdict = f"no verdict, because runs are unfinished: {'; '.join(unfinished)}"
         name = escape_markdown(folder.name)
-        sentences.append(f"**Ablation {name}** ({len(runs)} of the runs): {escape_markdown(verdict)}")
+        sentences.append(f"**Ablation {name}** ({len(own)} of the runs): {escape_markdown(verdict)}")
     return sentences
 
 
-def _section(number: int, entry: RunEntry) -> str:
-    verdict = f": {entry.shown_verdict}" if entry.verdict else ""
-    parts = [f"## {number}. {escape_markdown(entry.name)}{verdict}"]
-    if entry.problems:
-        parts.append(f"**Could not be read:** {escape_markdown('; '.join(entry.problems))}.")
-    parts += [_purpose(entry), _changes(entry), _result(entry), _finding(entry)]
+# --- One run ---------------------------------------------------------------------------------------------
+
+
+def _section(number: int, entry: _Entry) -> str:
+    data = entry.data
+    verdict = f": {data.verdict.replace('_', ' ')}" if data.verdict else ""
+    parts = [f"## {number}. {escape_markdown(data.name)}{verdict}"]
+    if data.problems:
+        parts.append(f"**Could not be read:** {escape_markdown('; '.join(data.problems))}.")
+    parts += [_purpose(data), _changes(data), _result(data), _finding(entry)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _purpose(entry: RunEntry) -> str:
-    recipe = entry.recipe
+def _purpose(data: RunData) -> str:
+    recipe, outcome = data.recipe, data.target
     if recipe is None:
         return ""
     purpose = escape_markdown(_stated_purpose(recipe)) or "not stated"
-    summary = recipe.summary.strip().rstrip(".")
-    about = f" ({escape_markdown(summary)})" if summary else ""
-    started = f", started {_time_text(entry.started)}" if entry.started else ""
-    return (
-        f"**Purpose:** {purpose}{'' if purpose.endswith(('.', '!', '?')) else '.'}\n\n{_target_text(entry)}"
-        f"**Recipe:** `{escape_markdown(recipe.name)}`{about}, seed {recipe.train.seed}{started}."
-    )
+    parts = [f"**Purpose:** {_sentence(purpose)}"]
+    if outcome is not None:
+        status = "open, the run is not finished" if outcome.status == "open" else outcome.status
+        parts.append(f"**Target:** {recipe.target.text(data.rate_name)}: **{status}** ({outcome.text}).")
+    summary = escape_markdown(recipe.summary.strip().rstrip("."))
+    about = f" ({summary})" if summary else ""
+    started = f", started {_time_text(data.started)}" if data.started else ""
+    parts.append(f"**Recipe:** `{escape_markdown(recipe.name)}`{about}, seed {recipe.train.seed}{started}.")
+    return "\n\n".join(parts)
 
 
 def _stated_purpose(recipe: Recipe) -> str:
     return recipe.purpose.strip() or recipe.notes.strip()
 
 
-def _target_text(entry: RunEntry) -> str:
-    """Whether the run met its target; empty if it states none."""
-    outcome = entry.target
-    if outcome is None or entry.recipe is None:
-        return ""
-    status = "open, the run is not finished" if outcome.status == "open" else outcome.status
-    return f"**Target:** {entry.recipe.target.text(entry.rate_name)}: **{status}** ({outcome.text}).\n\n"
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _time_text(stamp: str) -> str:
@@ -285,9 +281,9 @@ def _time_text(stamp: str) -> str:
         return escape_markdown(stamp)
 
 
-def _changes(entry: RunEntry) -> str:
-    parent = entry.parent
-    if entry.recipe is None:
+def _changes(data: RunData) -> str:
+    parent = data.parent
+    if data.recipe is None:
         return ""
     if parent is None:
         return "**Changes:** no earlier run and no packaged recipe to compare with."
@@ -295,84 +291,105 @@ def _changes(entry: RunEntry) -> str:
     parent_text = {
         "weights": f"{name}, the run that provided its initial weights",
         "base": f"{name}, the baseline of its ablation with the same seed",
-        "extends": f"{name}, a run of the recipe that it extends",
         "run": f"{name}, the earlier run with the fewest differences",
         "recipe": f"the packaged recipe `{name}`",
     }[parent.kind]
     if not parent.changes:
         return f"**Changes** relative to {parent_text}: none."
-    items = [f"- `{c.path}`: {_value(c.before)} → {_value(c.after)}" for c in parent.changes[:_MAX_CHANGES]]
+    items = [f"- {_change_text(change)}" for change in parent.changes[:_MAX_CHANGES]]
     if len(parent.changes) > _MAX_CHANGES:
         items.append(f"- … and {len(parent.changes) - _MAX_CHANGES} more (`arcuate runs --json` lists all)")
     return f"**Changes** relative to {parent_text}:\n\n" + "\n".join(items)
 
 
-def _result(entry: RunEntry) -> str:
-    logged = entry.logged
+def _change_text(change: Change) -> str:
+    before, after = (escape_markdown(value_text(value))[:_MAX_VALUE] for value in (change.before, change.after))
+    return f"`{change.path}`: {before} → {after}"
+
+
+def _result(data: RunData) -> str:
     parts = []
-    if logged.best_per is not None:
-        parts.append(f"best {entry.rate_name} {percent(logged.best_per)} at step {logged.best_step}")
-        if logged.last_per is not None and logged.last_per != logged.best_per:
-            parts.append(f"{percent(logged.last_per)} at the end")
-    if logged.steps is not None:
-        parts.append(f"{_steps_text(entry)} steps")
-    if entry.n_incidents:
-        parts.append(counted(entry.n_incidents, "guard incident"))
-    for name, summary in entry.results.items():
+    if best := data.best:
+        parts.append(f"best {data.rate_name} {percent(best.rate)} at step {best.step:,}")
+        if data.last_rate != best.rate:
+            parts.append(f"{percent(data.last_rate)} at the end")
+    if data.last_step is not None:
+        parts.append(f"{run_cells(data, data.rate_name)['steps']} steps")
+    if data.incidents:
+        parts.append(counted(len(data.incidents), "guard incident"))
+    for name, summary in data.results.items():
         if finite_number(summary.get("per")) is not None:
-            parts.append(_evaluation_text(entry, name, summary))
-    for split, summary in entry.words.items():
+            parts.append(_evaluation_text(data, name, summary))
+    for split, summary in data.words.items():
         if finite_number(summary.get("wer")) is not None:
-            parts.append(_words_text(split, summary))
-    if not entry.words and entry.logged.best_wer is not None:
-        parts.append(f"lowest WER in validation {percent(entry.logged.best_wer)}")
+            lm = f", language model {escape_markdown(str(summary['lm']))}" if summary.get("lm") else ""
+            parts.append(f"decoded to words on {escape_markdown(split)}: WER {_rate_text(summary, 'wer')}{lm}")
+    if not data.words and data.best_wer:
+        parts.append(f"lowest WER in validation {percent(data.best_wer[0])}")
     return f"**Result:** {'; '.join(parts) if parts else 'nothing was logged'}."
 
 
-def _evaluation_text(entry: RunEntry, name: str, summary: Mapping[str, Any]) -> str:
-    low, high = finite_number(summary.get("per_low")), finite_number(summary.get("per_high"))
-    interval = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
-    biased = ", the split it was selected on" if selected_on_scored_trials(entry.run, summary) else ""
+def _evaluation_text(data: RunData, name: str, summary: Row) -> str:
+    biased = ", the split it was selected on" if selected_on_scored_trials(data.run, summary) else ""
     split, _, label = name.partition(".")
     checkpoint = " checkpoint" if label in ("last", "best") else ""
     which = f" ({escape_markdown(label)}{checkpoint})" if label else ""
-    return f"evaluated on {escape_markdown(split)}{which}: {percent(summary.get('per'))}{interval}{biased}"
+    return f"evaluated on {escape_markdown(split)}{which}: {_rate_text(summary, 'per')}{biased}"
 
 
-def _words_text(split: str, summary: Mapping[str, Any]) -> str:
-    low, high = finite_number(summary.get("wer_low")), finite_number(summary.get("wer_high"))
-    interval = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
-    lm = f", language model {escape_markdown(str(summary['lm']))}" if summary.get("lm") else ""
-    return f"decoded to words on {escape_markdown(split)}: WER {percent(summary.get('wer'))}{interval}{lm}"
+def _rate_text(summary: Mapping[str, Any], key: str) -> str:
+    rate, low, high = (finite_number(summary.get(name)) for name in (key, f"{key}_low", f"{key}_high"))
+    return percent(rate) + (f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else "")
 
 
-def _finding(entry: RunEntry) -> str:
+def _finding(entry: _Entry) -> str:
     """The diagnosis, the difference from the parent, and what can be concluded from it."""
-    diagnosis, parent = entry.diagnosis, entry.parent
-    evidence = diagnosis.evidence[:_MAX_EVIDENCE] if diagnosis else ()
-    found = [escape_markdown(text[:1].upper() + text[1:]) for text in evidence]
-    if diagnosis and entry.verdict != "healthy" and diagnosis.suggestion:
-        found.append(f"To try: {escape_markdown(diagnosis.suggestion)}")
-    if parent and parent.entry:
-        found += [
-            _difference_from(entry, parent.entry),
-            "" if entry.unfinished or parent.entry.unfinished else _conclusion(entry, parent),
-            *_other_differences(entry, parent.entry),
-        ]
-    found += _coupling_warnings(entry)
-    sentences = [text if text.endswith((".", "!", "?")) else f"{text}." for text in found if text]
-    return f"**Finding:** {' '.join(sentences) or 'none; the log is empty.'}"
+    data, diagnosis, parent, before = entry.data, entry.data.diagnosis, entry.parent, entry.before
+    found = [text[:1].upper() + text[1:] for text in (diagnosis.evidence[:_MAX_EVIDENCE] if diagnosis else ())]
+    if diagnosis and data.verdict != "healthy" and diagnosis.suggestion:
+        found.append(f"To try: {diagnosis.suggestion}")
+    found = [escape_markdown(text) for text in found]
+    if parent and before:
+        found += _differences(entry, before)
+        found += [] if data.unfinished or before.unfinished else [_conclusion(data, parent)]
+        if before.revision and data.revision and before.revision != data.revision:
+            revisions = f"{escape_markdown(before.revision)} and {escape_markdown(data.revision)}"
+            found.append(f"They were trained with different code ({revisions}), which may contribute to the difference")
+    official = packaged_ancestor(data.recipe) if data.recipe else None
+    if data.recipe and official in OFFICIAL:
+        found += map(escape_markdown, coupling_warnings(data.recipe, load_recipe(official), official))
+    return f"**Finding:** {' '.join(map(_sentence, found)) or 'none; the log is empty.'}"
 
 
-def _conclusion(entry: RunEntry, parent: Parent) -> str:
+def _differences(entry: _Entry, before: RunData) -> list[str]:
+    """The tested differences of PER and, if both were decoded to words, of WER; else the one in the logs, untested."""
+    data, name = entry.data, escape_markdown(before.name)
+    unfinished = [f"{escape_markdown(d.name)} {d.unfinished}" for d in (before, data) if d.unfinished]
+    if unfinished:
+        return [f"Not compared with {name}: {' and '.join(unfinished)}"]
+    sentences = []
+    for metric, reason in entry.reasons:
+        if metric == "WER":
+            sentences.append(f"WER not compared: {reason}")
+        elif data.best and before.best:
+            sentences.append(
+                f"Best {metric} in the log {percent(data.best.rate)}, compared with {percent(before.best.rate)} in"
+                f" {name}; the difference was not tested for significance ({reason})"
+            )
+        else:
+            sentences.append(f"Not compared with {name}: {reason}")
+    return [*(escape_markdown(tested.sentence) for tested in entry.tested), *sentences]
+
+
+def _conclusion(data: RunData, parent: Parent) -> str:
     """What the comparison with the parent can show."""
     settings = [c.path for c in parent.changes if c.path not in SEED_SETTINGS]
     if parent.kind == "base":
-        arm = escape_markdown(entry.run.path.resolve().parent.name)
+        arm = escape_markdown(data.run.path.resolve().parent.name)
         return f"This is the arm `{arm}` of an ablation, which separates its factors over all seeds"
     if not parent.changes:
         return "No setting differs from it, so this is a repetition"
-    if differ_only_in_seed(parent.changes):
+    if not settings:
         return "Only the seed differs, so this is variation between seeds"
     if len(settings) == 1:
         besides = " apart from the seed" if len(settings) < len(parent.changes) else ""
@@ -381,136 +398,3 @@ def _conclusion(entry: RunEntry, parent: Parent) -> str:
         f"{len(settings)} settings changed at once, so the difference cannot be attributed to one of them"
         " (`arcuate ablate` separates them)"
     )
-
-
-def _other_differences(entry: RunEntry, before: RunEntry) -> list[str]:
-    """Differences between two runs other than their settings."""
-    found = []
-    if before.revision and entry.revision and before.revision != entry.revision:
-        revisions = f"{escape_markdown(before.revision)} and {escape_markdown(entry.revision)}"
-        found.append(f"They were trained with different code ({revisions}), which may contribute to the difference")
-    return found
-
-
-def _difference_from(entry: RunEntry, before: RunEntry) -> str:
-    """The tested differences of PER and, if both were decoded to words, of WER."""
-    unfinished = [f"{escape_markdown(e.name)} {e.unfinished}" for e in (before, entry) if e.unfinished]
-    if unfinished:
-        return f"Not compared with {escape_markdown(before.name)}: {' and '.join(unfinished)}"
-    sentences = [_phoneme_difference(entry, before)]
-    try:
-        found = _test_words(entry, before)
-        if found is not None:
-            sentences.append(escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1, "WER")))
-    except UserError as error:
-        sentences.append(f"WER not compared: {escape_markdown(str(error).rstrip('.'))}")
-    return ". ".join(sentence.rstrip(".") for sentence in sentences)
-
-
-def _phoneme_difference(entry: RunEntry, before: RunEntry) -> str:
-    """The tested difference if both were evaluated on the same trials, else the one in the logs, untested."""
-    reason = "both runs must be evaluated on the same split"
-    try:
-        found = _test_phonemes(entry, before)
-        if found is not None:
-            return escape_markdown(describe_difference(entry.name, before.name, found, found.p, 1, entry.rate_name))
-    except UserError as error:
-        reason = escape_markdown(str(error).rstrip("."))
-    a, b, name = before.logged.best_per, entry.logged.best_per, escape_markdown(before.name)
-    if a is None or b is None:
-        return f"Not compared with {name}: {reason}"
-    return (
-        f"Best {entry.rate_name} in the log {percent(b)}, compared with {percent(a)} in {name}; the difference was not"
-        f" tested for significance ({reason})"
-    )
-
-
-def _common_results(entry: RunEntry, before: RunEntry) -> tuple[str, str | None] | None:
-    """A split and label on which both were evaluated; results without a label are preferred."""
-    ranked = [
-        (bool(label), _SPLITS.index(split), label, split)
-        for name in entry.results
-        if name in before.results
-        for split, _, label in [name.partition(".")]
-        if split in _SPLITS
-    ]
-    if not ranked:
-        return None
-    _, _, label, split = min(ranked)
-    return split, label or None
-
-
-def _coupling_warnings(entry: RunEntry) -> list[str]:
-    recipe = entry.recipe
-    official = next((n for n in (recipe.name, recipe.extends) if n in OFFICIAL), None) if recipe else None
-    if recipe is None or official is None:
-        return []
-    warnings = coupling_warnings(recipe, load_recipe(official), official)
-    return [escape_markdown(warning) for warning in warnings]
-
-
-def _steps_text(entry: RunEntry) -> str:
-    done, planned = entry.logged.steps, entry.planned_steps
-    if done is None:
-        return MISSING
-    return f"{done:,}" if planned in (None, done) else f"{done:,} of {planned:,}"
-
-
-def _short_changes(changes: Sequence[Change], n_shown: int = 3) -> str:
-    shown = [f"{c.path} {_value(c.before)} → {_value(c.after)}" for c in changes[:n_shown]]
-    more = f" + {len(changes) - n_shown} more" if len(changes) > n_shown else ""
-    return (", ".join(shown) + more) or "none"
-
-
-def _value(value: Any) -> str:
-    return escape_markdown(value_text(value))[:_MAX_VALUE]
-
-
-_ESCAPES = (("|", "\\|"), ("<", "&lt;"), ("`", "'"), ("[", "\\["))
-
-
-def escape_markdown(text: str) -> str:
-    """Text from a run folder on one line, without characters that start markup."""
-    line = " ".join(str(text).split())
-    for character, replacement in _ESCAPES:
-        line = line.replace(character, replacement)
-    return line
-
-
-# The diary as a page.
-
-_EMPHASIS = re.compile(r"(`[^`]+`|\*\*.+?\*\*)")
-_CELLS = re.compile(r"(?<!\\)\|")
-_Text = list[tuple[str, str]]  # text, and the element around it: b, code or none
-
-
-def ledger_page(text: str, *, simulated: bool = False) -> str:
-    """The run diary, as `write_ledger` returned it, as a page."""
-    return render("ledger.html", heading="Run diary", kind="ledger", simulated=simulated, blocks=list(_blocks(text)))
-
-
-def _blocks(text: str) -> Iterator[tuple[str, list[Any]]]:
-    """The blocks of the diary: element and content, which are lines, or the cells of each row of a table."""
-    for block in text.strip().split("\n\n"):
-        lines = block.strip().splitlines()
-        marker = lines[0].split(" ")[0] if lines else ""
-        if marker in ("#", "##", "###"):
-            yield f"h{len(marker)}", [_spans(lines[0].removeprefix(marker))]
-        elif marker.startswith("|"):
-            rows = [[_spans(cell) for cell in _CELLS.split(line)[1:-1]] for line in lines]
-            yield "table", [rows[0], *rows[2:]]
-        elif marker == "-" or marker == "1.":
-            yield "ul" if marker == "-" else "ol", [_spans(line.partition(" ")[2]) for line in lines]
-        else:
-            yield "p", [_spans(" ".join(lines))]
-
-
-def _spans(text: str) -> _Text:
-    spans = []
-    for part in _EMPHASIS.split(text.strip()):
-        element = "code" if part.startswith("`") else "b" if part.startswith("**") else ""
-        plain = part.strip("`" if element == "code" else "*") if element else part
-        for character, replacement in _ESCAPES:
-            plain = plain.replace(replacement, character) if character != "`" else plain
-        spans.append((plain, element))
-    return spans

@@ -129,7 +129,7 @@ def log_domain(values: Iterable[float]) -> tuple[float, float]:
 
 def loss_axis(values: Sequence[float]) -> ValueAxis:
     """Logarithmic if the losses span a wide range, else linear from zero."""
-    if min(values) > SMALLEST and max(values) / min(values) > _LOG_RATIO:
+    if values and min(values) > SMALLEST and max(values) / min(values) > _LOG_RATIO:
         return ValueAxis(log=True, domain=log_domain(values))
     return ValueAxis()
 

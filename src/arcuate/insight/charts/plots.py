@@ -20,6 +20,7 @@ from arcuate.insight.charts.theme import colour
 if TYPE_CHECKING:
     from arcuate.evaluation.evaluate import Evaluation  # imports torch
 
+_CELL = 14  # pixels of a cell of a matrix
 _FAINT = 0.15  # opacity of items that are not highlighted
 
 
@@ -31,64 +32,34 @@ class Rate:
     """The error rate of one session with its interval."""
 
     session: str
-    rate: float | None
+    rate: float
     low: float | None = None
     high: float | None = None
-    note: str = ""  # shown in the tooltip
-    series: str = ""
-    hollow: bool = False
+    note: str = ""  # number of trials, shown in the tooltip
 
 
 def session_chart(
     rates: Sequence[Rate], names: Mapping[str, str], *, title: str, label: str, overall: float | None = None
 ) -> "alt.LayerChart":
-    """Error rate of each session in order, with its interval; `names` are the labels of the sessions.
-
-    Rates of several series are joined by lines.
-    """
-    sessions = list(dict.fromkeys(rate.session for rate in rates))
+    """Error rate of each session in order, with its interval; `names` are the labels of the sessions."""
     rows = [
-        {
-            "session": r.session, "name": names[r.session], "rate": None if r.rate is None else rounded(r.rate),
-            "low": r.low, "high": r.high, "note": r.note, "series": r.series, "hollow": r.hollow,
-            "interval": interval((r.low, r.high)),
-        }
+        {**vars(r), "name": names[r.session], "rate": rounded(r.rate), "interval": interval((r.low, r.high))}
         for r in rates
-    ]  # fmt: skip
+    ]
     y = ValueAxis(percent=True)
-    series = list(dict.fromkeys(r.series for r in rates))
-    scale = colours_by("series", dict(zip(series, ("train", "blue") if len(series) > 1 else ("blue",), strict=False)))
-    base = (
-        alt.Chart(alt.Data(values=rows))
-        .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(x=_names_axis([names[session] for session in sessions], padding=0.5), color=scale)
-    )
-    with_interval = any(r.low is not None for r in rates)
+    base = alt.Chart(alt.Data(values=rows)).encode(x=_names_axis([names[r.session] for r in rates], padding=0.5))
     tooltip = tooltips(
-        ("session:N", "session"),
-        ("rate:Q", "error rate", ".2%"),
-        *([("interval:N", "95 % interval")] if with_interval else []),
-        *([("series:N", "series")] if len(series) > 1 else []),
-        *([("note:N", "trials")] if any(r.note for r in rates) else []),
+        ("session:N", "session"), ("rate:Q", "error rate", ".2%"), ("interval:N", "95 % interval"), ("note:N", "trials")
     )
     layers: list[Chart] = []
     if overall is not None:
         layers.append(limit_rule(overall, y, f"all trials, {percent(overall)}"))
-    if len(series) > 1:
-        layers.append(base.mark_line(strokeWidth=2).encode(y=y.encode("rate")))
-    if with_interval:
-        layers.append(
-            base.mark_rule(strokeWidth=2).encode(y=y.encode("low"), y2="high:Q", opacity=_highlight("session", 0.45))
-        )
-    point = base.mark_point(size=70, strokeWidth=2).encode(
-        y=y.encode("rate"),
-        tooltip=tooltip,
-        opacity=_highlight("session"),
-        fill=alt.condition("datum.hollow", alt.value(colour("paper")), scale),
-    )
-    layers.append(point)
-    chart = alt.layer(*layers).resolve_scale(color="shared", fill="independent")
-    return finish(chart, title, label, HEIGHT, hidden=[], session="")
+    if any(r.low is not None for r in rates):
+        bars = base.mark_rule(strokeWidth=2, color=colour("blue"))
+        layers.append(bars.encode(y=y.encode("low"), y2="high:Q", opacity=_highlight("session", 0.45)))
+    point = base.mark_point(size=70, strokeWidth=2, color=colour("blue"), fill=colour("blue"))
+    layers.append(point.encode(y=y.encode("rate"), tooltip=tooltip, opacity=_highlight("session")))
+    return finish(alt.layer(*layers), title, label, HEIGHT, session="")
 
 
 def plot_sessions(evaluation: "Evaluation") -> Any:
@@ -101,7 +72,7 @@ def plot_sessions(evaluation: "Evaluation") -> Any:
         split = evaluation.provenance.split
         raise UserError(f"the {split} trials have no labels, so there are no error rates to plot")
     rates = [
-        Rate(session, total(own).rate, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
+        Rate(session, total(own).rate or 0.0, *bootstrap_interval(own, n_resamples=500), note=f"{len(own):,}")
         for session, own in sorted(scores.items(), key=lambda item: session_order(item[0]))
     ]
     title, names = f"{evaluation.run.name}: error rate by session", short_session_names(list(scores))
@@ -137,52 +108,28 @@ class Cell:
 
 
 def matrix_chart(
-    cells: Sequence[Cell],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    title: str,
-    label: str,
-    size: int,
-    row_title: str,
-    column_title: str,
-    highlight: str | None = None,
-    top: bool = True,
+    cells: Sequence[Cell], rows: Sequence[str], columns: Sequence[str], *, title: str, label: str
 ) -> Chart:
-    """Cells with tooltips; blank names in `rows` and `columns` are gaps. `highlight` links rows with other charts."""
-    data = [
-        {"row": c.row, "column": c.column, "colour": colour(c.colour), "opacity": round(c.opacity, 3), "text": c.text}
-        | ({highlight: c.row} if highlight else {})
-        for c in cells
-    ]
-    every = max(1, round(14 / size))
-    axis: dict[str, Any] = {"grid": False, "domain": False, "ticks": False, "labelFontSize": 11, "labelLimit": 110}
-    x_values = [name for name in columns if name.strip()][::every]
-    y_values = [name for name in rows if name.strip()][::every]
-    x_axis = alt.Axis(
-        orient="top" if top else "bottom",
-        labelAngle=-90 if top else -45,
-        values=x_values,
-        title=column_title,
-        titleAnchor="start",
-        **axis,
-    )
-    y_axis = alt.Axis(values=y_values, title=row_title, **axis)
+    """Reference and decoded phonemes with tooltips; blank names are gaps. The phoneme of a row links other charts."""
+    data = [{**vars(c), "colour": colour(c.colour), "opacity": round(c.opacity, 3), "phoneme": c.row} for c in cells]
+    look: dict[str, Any] = {"grid": False, "domain": False, "ticks": False, "labelFontSize": 11, "labelLimit": 110}
+    x_names, y_names = ([name for name in names if name.strip()] for names in (columns, rows))
+    x_axis = alt.Axis(orient="top", labelAngle=-90, values=x_names, title="decoded", titleAnchor="start", **look)
+    y_axis = alt.Axis(values=y_names, title="reference", **look)
     rect = (
         alt.Chart(alt.Data(values=data))
-        .mark_rect(stroke=colour("paper"), strokeWidth=1 if size > 5 else 0)
+        .mark_rect(stroke=colour("paper"), strokeWidth=1)
         .encode(
             x=alt.X("column:N").scale(domain=list(columns), padding=0).axis(x_axis),
             y=alt.Y("row:N").scale(domain=list(rows), padding=0).axis(y_axis),
             color=alt.Color("colour:N", scale=None, legend=None),
             fillOpacity=alt.FillOpacity("opacity:Q", scale=None, legend=None),
-            tooltip=tooltips(("row:N", row_title), ("column:N", column_title), ("text:N", " ")),
+            opacity=_highlight("phoneme"),
+            tooltip=tooltips(("row:N", "reference"), ("column:N", "decoded"), ("text:N", " ")),
         )
     )
-    if highlight:
-        rect = rect.encode(opacity=_highlight(highlight))
-    chart = rect.properties(width=size * len(columns), height=size * len(rows), title=title, description=label)
-    return chart.add_params(alt.param(name=highlight, value="")) if highlight else chart
+    chart = rect.properties(width=_CELL * len(columns), height=_CELL * len(rows), title=title, description=label)
+    return chart.add_params(alt.param(name="phoneme", value=""))
 
 
 # --- differences ------------------------------------------------------------------------------------------

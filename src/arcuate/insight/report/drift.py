@@ -8,8 +8,7 @@ from arcuate.data.store import Store
 from arcuate.files import write_text
 from arcuate.insight.charts.curves import Curve, Line, ValueAxis, group_colours
 from arcuate.insight.charts.formats import MISSING, percent
-from arcuate.insight.overlay import line_figure
-from arcuate.insight.render import Figure, render
+from arcuate.insight.render import Figure, line_figure, render
 from arcuate.progress import Progress, counted
 
 
@@ -64,7 +63,6 @@ def _array_figure(result: DriftResult) -> Figure:
         lines,
         ValueAxis(percent=True),
         caption=caption,
-        full=True,
         title="Similarity by array",
         label=f"Similarity of {counted(len(lines), 'array')} over days.",
         x_title="days since the first session",

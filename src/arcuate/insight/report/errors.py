@@ -1,45 +1,28 @@
-"""Errors of a run: error rates by session and block, phoneme confusions, and aligned example decodings."""
+"""Errors of a run: error rates by session, phoneme confusions, and aligned example decodings."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from arcuate.data.alphabet import CLASSES, SILENCE_NAME, SPACE, boundary_index, token_groups
-from arcuate.data.text import normalise_text
-from arcuate.evaluation.metrics import DELETED, INSERTED, Score, align, confusions, total
+from arcuate.evaluation.metrics import DELETED, INSERTED, align, confusions, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import finite_number
 from arcuate.insight.charts import base, plots
 from arcuate.insight.charts.formats import confidence_text, percent, short_session_names, split_name
 from arcuate.insight.charts.plots import Cell, Rate
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
-from arcuate.insight.report.run_data import DecodedText, Decoding, Results, RunData
+from arcuate.insight.run_data import Decoding, Results, RunData
 from arcuate.progress import counted
 
-_MAX_BLOCKS = 600
-_Rows = tuple[tuple[object, ...], ...]
 
-
-@dataclass(frozen=True)
-class SessionsSection:
-    figure: Figure
-    n_blocks: int = 0
-    blocks: _Rows = ()  # session, block, trials, error rate
-
-    @property
-    def n_hidden(self) -> int:
-        return self.n_blocks - len(self.blocks)
-
-
-def sessions_section(data: RunData) -> SessionsSection | None:
-    """Error rates by session and block; None without labels."""
-    results = data.results
+def sessions_figure(data: RunData, results: Results | None) -> Figure | None:
+    """Error rates by session; None without labels."""
     rates = _session_rates(results, data.sessions) if results else []
     if not results or not rates:
         return None
-    by_rate = sorted(rates, key=lambda r: r.rate or 0.0)
+    by_rate = sorted(rates, key=lambda r: r.rate)
     best, worst = by_rate[0], by_rate[-1]
     if len(rates) == 1:
         caption = f"One session, {percent(best.rate)}."
@@ -54,12 +37,10 @@ def sessions_section(data: RunData) -> SessionsSection | None:
         rates,
         short_session_names([r.session for r in rates]),
         title="Sessions in recording order",
-        label=f"{data.rate_name} of {counted(len(rates), 'session')}. {caption}",
+        label=f"{data.rate_title} of {counted(len(rates), 'session')}. {caption}",
         overall=results.rate,
     )
-    figure = make_figure(chart, caption=caption, legend=legend, full=True)
-    n_blocks, blocks = _block_rows(results, {r.session: i for i, r in enumerate(rates)})
-    return SessionsSection(figure, n_blocks, blocks)
+    return make_figure(chart, caption=caption, legend=legend)
 
 
 def _session_rates(results: Results, order: Sequence[str]) -> list[Rate]:
@@ -78,25 +59,6 @@ def _session_rates(results: Results, order: Sequence[str]) -> list[Rate]:
             low, high = bootstrap_interval(scores, n_resamples=500)
             rates.append(Rate(session, rate, low, high, note=f"{len(scores):,}" if scores else "not listed"))
     return rates
-
-
-def _block_rows(results: Results, order: Mapping[str, int]) -> tuple[int, _Rows]:
-    """The number of blocks, and the error rate of each."""
-    blocks: dict[tuple[str, str], list[Score]] = {}
-    for decoding in results.decodings:
-        if decoding.score:
-            blocks.setdefault((decoding.session, decoding.block), []).append(decoding.score)
-
-    def position(key: tuple[str, str]) -> tuple[int, str, int, str]:
-        session, block = key
-        number = int(block) if block.isdigit() and len(block) < 9 else 0
-        return order.get(session, len(order)), session, number, block
-
-    rows = tuple(
-        (session, block, len(blocks[session, block]), percent(total(blocks[session, block]).rate))
-        for session, block in sorted(blocks, key=position)[:_MAX_BLOCKS]
-    )
-    return len(blocks), rows
 
 
 # Phonemes.
@@ -125,22 +87,16 @@ def phoneme_symbol(name: str) -> str:
 
 # Confusions.
 
-_CELL = 14
 _SATURATION = 0.25  # fraction of errors that is drawn in full colour
 _Counts = Counter[tuple[str, str]]  # (reference, hypothesis)
 _Key = TypeVar("_Key")
-_ErrorTable = tuple[str, tuple[str, ...], list[tuple[str, tuple[object, ...]]]]  # title, head, rows (phoneme, cells)
+# title, head, rows (phoneme, cells)
+_ErrorTable = tuple[str, tuple[str, ...], Sequence[tuple[str, tuple[object, ...]]]]
 
 
-@dataclass(frozen=True)
-class ConfusionsSection:
-    matrix: Figure
-    tables: tuple[_ErrorTable, ...]
-
-
-def confusions_section(data: RunData) -> ConfusionsSection | None:
+def confusions_section(data: RunData, results: Results | None) -> tuple[Figure, list[_ErrorTable]] | None:
     """The confusion matrix and the most frequent errors; None without labels."""
-    decodings = data.results.decodings if data.results else ()
+    decodings = results.decodings if results else ()
     groups, unit = token_groups(data.classes), data.unit
     known_names = tuple(name for group in groups.values() for name in group)
     counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
@@ -164,10 +120,7 @@ def confusions_section(data: RunData) -> ConfusionsSection | None:
         ColourScale("correct: 0", "100\u202f%", "teal"),
         ColourScale("confused: 0", f"{percent(_SATURATION, 0)} or more", "orange"),
     ]
-    return ConfusionsSection(
-        make_figure(_matrix(known, groups, unit), caption=caption, scales=scales),
-        _most_frequent(known, unit),
-    )
+    return make_figure(_matrix(known, groups, unit), caption=caption, scales=scales), _most_frequent(known, unit)
 
 
 def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -> base.Chart:
@@ -191,10 +144,6 @@ def _matrix(counts: _Counts, groups: Mapping[str, tuple[str, ...]], unit: str) -
         [*names, "deleted"],
         title=f"Reference and decoded {unit}s",
         label=f"{unit.capitalize()} confusion matrix",
-        size=_CELL,
-        row_title="reference",
-        column_title="decoded",
-        highlight="phoneme",
     )
 
 
@@ -213,33 +162,24 @@ def _reference_totals(counts: _Counts) -> Counter[str]:
     return totals
 
 
-def _most_frequent(counts: _Counts, unit: str) -> tuple[_ErrorTable, ...]:
+def _most_frequent(counts: _Counts, unit: str) -> list[_ErrorTable]:
     """The most frequent errors of each kind."""
     totals = _reference_totals(counts)
     substituted = {k: n for k, n in counts.items() if k[0] != k[1] and k[0] != INSERTED and k[1] != DELETED}
     deleted = {reference: n for (reference, hypothesis), n in counts.items() if hypothesis == DELETED}
     inserted = {hypothesis: n for (reference, hypothesis), n in counts.items() if reference == INSERTED}
-    tables: tuple[_ErrorTable, ...] = (
-        (
-            "Most frequent substitutions",
-            ("reference as decoded", "count", "of reference"),
-            [
-                (a, (f"{with_example(a)} as {with_example(b)}", n, percent(n / totals[a])))
-                for (a, b), n in _largest(substituted, 10)
-            ],
-        ),
-        (
-            "Most frequent deletions",
-            (unit, "count", "of reference"),
-            [(a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)],
-        ),
-        (
-            "Most frequent insertions",
-            (unit, "count"),
-            [(a, (with_example(a), n)) for a, n in _largest(inserted, 5)],
-        ),
-    )
-    return tuple(table for table in tables if table[2])
+    substitutions = [
+        (a, (f"{with_example(a)} as {with_example(b)}", n, percent(n / totals[a])))
+        for (a, b), n in _largest(substituted, 10)
+    ]
+    deletions = [(a, (with_example(a), n, percent(n / totals[a]))) for a, n in _largest(deleted, 5)]
+    insertions = [(a, (with_example(a), n)) for a, n in _largest(inserted, 5)]
+    tables: list[_ErrorTable] = [
+        ("Most frequent substitutions", ("reference as decoded", "count", "of reference"), substitutions),
+        ("Most frequent deletions", (unit, "count", "of reference"), deletions),
+        ("Most frequent insertions", (unit, "count"), insertions),
+    ]
+    return [table for table in tables if table[2]]
 
 
 def _largest(counts: Mapping[_Key, int], n: int) -> list[tuple[_Key, int]]:
@@ -253,8 +193,7 @@ _N_EACH = 4  # trials of each kind
 _MAX_TOKENS = 200  # tokens shown of one decoding
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """An aligned pair of phonemes or words: right, gap (a word boundary), sub, ins or del."""
 
     kind: str
@@ -263,89 +202,62 @@ class Chip:
     title: str
 
 
-@dataclass(frozen=True)
-class ExampleLine:
+class ExampleLine(NamedTuple):
     """One example: the sentence, where it is from, its error rate, and the aligned tokens."""
 
     sentence: str
     where: str
     rate: str
-    chips: tuple[Chip, ...]
-    n_hidden: int = 0
+    chips: list[Chip]
+    n_hidden: int
 
 
-@dataclass(frozen=True)
-class ExamplesSection:
-    legend: tuple[tuple[Chip, str], ...]
-    groups: tuple[tuple[str, tuple[ExampleLine, ...]], ...]
-    lead: str = ""
+class ExamplesSection(NamedTuple):
+    lead: str
+    legend: list[tuple[Chip, str]]
+    groups: list[tuple[str, list[ExampleLine]]]
 
 
-def decodings_section(data: RunData) -> ExamplesSection | None:
-    decodings = data.results.decodings if data.results else ()
-    groups = _choose_examples(decodings)
-    if not groups:
+def examples_section(data: RunData, results: Results | None) -> ExamplesSection | None:
+    """Decoded trials with every wrong phoneme, or word, marked."""
+    groups = _choose_examples(results.decodings) if results else []
+    if results is None or not groups:
         return None
-    labelled = any(d.rate is not None for d in decodings)
-    lines = tuple((title, tuple(map(_phoneme_line, members))) for title, members in groups)
-    lead = "" if labelled else f"No labels: decoded {data.unit}s without error marks."
-    return ExamplesSection(_token_legend(data.classes) if labelled else (), lines, lead)
+    labelled, lead = any(d.rate is not None for d in results.decodings), ""
+    if results.metric == "wer":
+        lm = f", language model {results.summary['lm']}" if isinstance(results.summary.get("lm"), str) else ""
+        rate = f"{percent(results.rate)}{confidence_text(results.interval)}"
+        lead = f"Word error rate {rate} on the {split_name(results.split)} trials{lm}."
+        if results.rate is None:
+            lead = f"{counted(len(results.decodings), 'decoded trial')} without reference texts{lm}."
+        legend = _legend("tea", "bee")
+    else:
+        lead = "" if labelled else f"No labels: decoded {data.unit}s without error marks."
+        legend = _token_legend(data.classes)
+    lines = [(title, [_example_line(decoding) for decoding in members]) for title, members in groups]
+    return ExamplesSection(lead, legend if labelled else [], lines)
 
 
-def _token_legend(classes: Sequence[str]) -> "tuple[tuple[Chip, str], ...]":
+def _token_legend(classes: Sequence[str]) -> list[tuple[Chip, str]]:
     """Legend with two tokens of the alphabet as examples."""
     edge = boundary_index(classes)
     examples = ("T", "D") if tuple(classes) == CLASSES else (classes[1], classes[min(2, len(classes) - 1)])
     return _legend(*examples, boundary=classes[edge] if edge > 0 else None)
 
 
-def sentences_section(data: RunData) -> ExamplesSection | None:
-    """Decoded sentences with every wrong word marked, under the word error rate."""
-    words = data.words
-    groups = _choose_examples(words.texts) if words else []
-    if words is None or not groups:
-        return None
-    summary = words.summary
-    lm = f", language model {summary['lm']}" if isinstance(summary.get("lm"), str) else ""
-    rate = f"{percent(words.rate)}{confidence_text(words.interval)}"
-    lead = f"Word error rate {rate} on the {split_name(words.split)} trials{lm}."
-    if words.rate is None:
-        lead = f"{counted(len(words.texts), 'decoded trial')} without reference texts{lm}."
-    lines = tuple((title, tuple(map(_word_line, members))) for title, members in groups)
-    return ExamplesSection(_legend("tea", "bee") if words.rate is not None else (), lines, lead)
-
-
-def _word_line(decoded: DecodedText) -> ExampleLine:
-    pairs: Iterable[tuple[str, str]] = ((word, word) for word in decoded.text.split())
-    if decoded.reference is not None:
-        pairs = align(normalise_text(decoded.reference).split(), normalise_text(decoded.text).split())
-    chips = [_chip(*pair) for pair in pairs]
-    sentence, where = (decoded.trial, "") if decoded.reference is None else (decoded.reference, decoded.trial)
-    return _example(sentence, where, decoded.rate, chips)
-
-
-def _phoneme_line(decoding: Decoding) -> ExampleLine:
-    """One chip per aligned pair of phonemes."""
+def _example_line(decoding: Decoding) -> ExampleLine:
+    """One chip per aligned pair."""
     remarks = [decoding.trial] if decoding.text else []
     remarks += [f"block {decoding.block}"] if decoding.block else []
     remarks += [f"flagged: {', '.join(decoding.flags)}"] if decoding.flags else []
-    if decoding.reference is None:
-        pairs = [(name, name) for name in decoding.hypothesis]
-    else:
-        pairs = align(decoding.reference, decoding.hypothesis)
-    chips = [_chip(*pair) for pair in pairs]
-    return _example(decoding.text or decoding.trial, " · ".join(remarks), decoding.rate, chips)
+    reference = decoding.hypothesis if decoding.reference is None else decoding.reference
+    chips = [_chip(*pair) for pair in align(reference, decoding.hypothesis)]
+    rate = "" if decoding.rate is None else percent(decoding.rate)
+    n_hidden = max(len(chips) - _MAX_TOKENS, 0)
+    return ExampleLine(decoding.text or decoding.trial, " · ".join(remarks), rate, chips[:_MAX_TOKENS], n_hidden)
 
 
-def _example(sentence: str, where: str, rate: float | None, chips: Sequence[Chip]) -> ExampleLine:
-    shown = "" if rate is None else percent(rate)
-    return ExampleLine(sentence, where, shown, tuple(chips[:_MAX_TOKENS]), max(len(chips) - _MAX_TOKENS, 0))
-
-
-_Example = TypeVar("_Example", Decoding, DecodedText)
-
-
-def _choose_examples(decodings: Sequence[_Example]) -> list[tuple[str, list[_Example]]]:
+def _choose_examples(decodings: Sequence[Decoding]) -> list[tuple[str, list[Decoding]]]:
     """Best, typical and worst trials without overlap; the first trials if there are no labels."""
     scored = sorted(
         (d for d in decodings if d.rate is not None), key=lambda d: (d.rate or 0.0, -len(d.reference or ()), d.trial)
@@ -374,11 +286,11 @@ def _chip(reference: str, hypothesis: str) -> Chip:
     return Chip("sub", expected, decoded, f"{with_example(reference)} decoded as {with_example(hypothesis)}")
 
 
-def _legend(right: str, wrong: str, boundary: str | None = None) -> tuple[tuple[Chip, str], ...]:
+def _legend(right: str, wrong: str, boundary: str | None = None) -> list[tuple[Chip, str]]:
     entries = [
         (_chip(right, right), "correct"),
         (_chip(right, wrong), f"{right} decoded as {wrong}"),
         (_chip(INSERTED, right), f"{right} inserted"),
         (_chip(right, DELETED), f"{right} deleted"),
     ]
-    return (*entries, *([(_chip(boundary, boundary), "word boundary")] if boundary else []))
+    return [*entries, *([(_chip(boundary, boundary), "word boundary")] if boundary else [])]

@@ -11,14 +11,13 @@ from arcuate.data.electrodes import list_features
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.hypothesis import TokenSpan, token_spans
 from arcuate.evaluation.metrics import DELETED, INSERTED, align
-from arcuate.files import finite_int
 from arcuate.insight.charts.base import Chart, Row, alt, tooltips
 from arcuate.insight.charts.formats import percent
 from arcuate.insight.charts.images import png, pool
 from arcuate.insight.charts.theme import MONO, colour
 from arcuate.insight.render import ColourScale, Figure, LegendEntry, make_figure
 from arcuate.insight.report.errors import phoneme_symbol, with_example
-from arcuate.insight.report.run_data import Decoding, Example, RunData
+from arcuate.insight.run_data import Decoding, Example, Results, RunData
 from arcuate.progress import counted
 
 _ROW, _LABEL = 12, 15  # heights of a row of probabilities and of a line of phonemes
@@ -37,12 +36,11 @@ class _Label:
     title: str
 
 
-def trial_figures(data: RunData) -> list[Figure]:
+def trial_figures(data: RunData, results: Results | None) -> list[Figure]:
     """The example trials of the results."""
-    results = data.results
     if results is None:
         return []
-    stride = max(finite_int(data.setting("front_end.patch.stride")) or 1, 1)
+    stride = data.recipe.front_end.patch.stride if data.recipe else 1
     by_trial = {d.trial: d for d in results.decodings}
     return [_trial_figure(example, by_trial.get(example.trial), stride, data.classes) for example in results.examples]
 

@@ -79,7 +79,7 @@
       overlay();
     });
     const name = element("th", row.name, { scope: "row", title: row.purpose });
-    if (row.simulated) name.append(element("span", "simulated", { class: "tag" }));
+    if (row.simulated && rows.some((other) => !other.simulated)) name.append(element("span", "simulated", { class: "tag" }));
     const verdict = element("td", undefined, { class: "verdict" });
     verdict.append(element("span", row.verdict.replaceAll("_", " ") || (row.complete ? "–" : "…"), { class: tone(row.verdict) }));
     if (row.state && row.state !== "finished") verdict.append(element("span", row.state, { class: `state ${row.state === "training" ? "training" : ""}` }));
@@ -96,10 +96,10 @@
     const links = [["report", true], ["doctor", true], ["ablation", row.ablation !== ""]];
     for (const [page, shown] of links) if (shown) pages.append(element("a", page, { href: `${page}?run=${encodeURIComponent(row.name)}` }));
     const spark = element("td", sparkline(row.curve, row.rate_name), { class: "spark" });
-    const number = (text, label, title) => element("td", text, { class: "number", "data-label": label, title: title || "" });
+    const number = (text, label, title) => element("td", text, { class: label === "WER" ? "number wer" : "number", "data-label": label, title: title || "" });
     tr.append(
       element("td", box), name, verdict, number(best, `best ${row.rate_name}`, row.best_step === null ? "" : `at step ${count(row.best_step)}`),
-      number(percent(row.wer), "WER"), element("td", row.target || "–", { "data-label": "target" }), spark, number(steps, "steps"),
+      number(percent(row.wer), "WER"), element("td", row.target || "–", { "data-label": "target", class: "target" }), spark, number(steps, "steps"),
       element("td", row.started.slice(0, 16).replace("T", " "), { class: "started", "data-label": "started" }), changes, pages,
     );
     return tr;
@@ -118,11 +118,13 @@
     const names = [...new Set(rows.map((row) => row.rate_name))].join(" / ") || "PER";
     document.querySelector("#runs button[data-key=best_per]").textContent = `best ${names}`;
     byId("over-steps").textContent = `${names} over steps`;
+    byId("runs").classList.toggle("no-wer", rows.every((row) => row.wer === null)); // columns without a value
+    byId("runs").classList.toggle("no-target", rows.every((row) => !row.target));
     byId("empty").hidden = rows.length > 0;
     byId("simulated").hidden = !rows.some((row) => row.simulated);
     for (const button of document.querySelectorAll("#runs thead button")) {
-      if (button.dataset.key === state.sort) button.setAttribute("aria-sort", state.down ? "descending" : "ascending");
-      else button.removeAttribute("aria-sort");
+      if (button.dataset.key === state.sort) button.parentNode.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+      else button.parentNode.removeAttribute("aria-sort");
     }
   };
 

@@ -1,4 +1,4 @@
-// Draws the charts of a page when they come into view, and links them: hidden series, highlighted session or phoneme.
+// Draws the charts of a page and links them: hidden series, highlighted session or phoneme.
 // The board calls `setUpPage` for what it adds later.
 "use strict";
 const setUpPage = (() => {
@@ -20,9 +20,8 @@ const setUpPage = (() => {
       view.addEventListener("pointerout", () => linked.forEach((key) => highlight(key, "")));
       hide(node.closest(".linked, figure"));
       node.dataset.drawn = "yes";
-    } catch (error) { // show the static drawing instead
-      const fallback = node.parentNode.querySelector("noscript");
-      if (fallback) node.innerHTML = fallback.textContent;
+    } catch (error) {
+      node.textContent = "This chart cannot be drawn in this browser.";
       console.error(error);
     }
   };
@@ -38,14 +37,6 @@ const setUpPage = (() => {
     for (const { view, names } of views) if (names.includes(key)) view.signal(key, value).runAsync();
     for (const row of document.querySelectorAll(`[data-${key}]`)) row.classList.toggle("lit", value !== "" && row.dataset[key] === value);
   };
-
-  const observer = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      observer.unobserve(entry.target);
-      draw(entry.target);
-    }
-  }, { rootMargin: "600px" });
 
   const setUp = (root) => { // the charts and buttons below an element
     for (const { view, node } of views) if (!node.isConnected) view.finalize();
@@ -78,12 +69,9 @@ const setUpPage = (() => {
         hide(button.closest(".linked, figure"));
       });
     }
-    for (const node of root.querySelectorAll(".plot[data-chart]")) observer.observe(node);
+    for (const node of root.querySelectorAll(".plot[data-chart]")) draw(node);
   };
 
   setUp(document);
-  window.addEventListener("beforeprint", () => {
-    for (const node of document.querySelectorAll(".plot[data-chart]:not([data-drawn])")) { observer.unobserve(node); draw(node); }
-  });
   return setUp;
 })();
