@@ -22,8 +22,8 @@ from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.new import new
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
+from arcuate.exported.check_encoder import check_encoder
 from arcuate.models.acoustic import TorchModel
-from arcuate.models.check import check_encoder
 from arcuate.models.config import ModelConfig
 from arcuate.models.io import load_model
 from arcuate.models.model import Model

@@ -224,7 +224,7 @@ GROUPS = {
             "Write a working skeleton of an encoder, a reader or a recipe.",
         ),
         Command(
-            *("check-encoder", ".models.check:check_encoder", "kind settings…"),
+            *("check-encoder", ".exported.check_encoder:check_encoder", "kind settings…"),
             "Check an encoder: streaming = offline, padding, batch order, gradients, saving, export.",
             ".cli.show_data:encoder_check",
         ),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from arcuate.data.simulation.cohort import Simulation
     from arcuate.data.store import Store
     from arcuate.experiments.recipe import RecipeComparison, RecipeDescription
+    from arcuate.exported.check_encoder import EncoderCheck
     from arcuate.language.ngram.perplexity import TextScore
-    from arcuate.models.check import EncoderCheck
     from arcuate.models.import_checkpoint import ImportResult
 
 Given = Mapping[str, Any]  # arguments of the command

@@ -4,7 +4,6 @@ The encoder is tested inside a small model, through the same functions that trai
 """
 
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,24 +213,14 @@ def _check_saving(model: Model) -> str | None:
 
 
 def _check_export(model: Model) -> PropertyCheck:
-    """Whether the encoder can be traced to a graph; optional, because research encoders need not be deployable."""
-    name = "can be exported as a graph (optional)"
-    bins = torch.zeros(1, 30, _N_CHANNELS)
-
-    class Whole(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = model.encoder
-
-        def forward(self, x: Tensor) -> Tensor:
-            frames: Tensor = self.encoder(x, None, self.encoder.start(1))[0]
-            return frames
-
+    """Whether `arcuate export` can write the model; optional, because research encoders need not be deployable."""
+    name = "can be exported (optional)"
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            # nn.GRU and nn.LSTM assign their list of weights in every call; the exported graph is right
-            warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export", UserWarning)
-            torch.export.export(Whole(), (bins,), strict=False)
-    except Exception as error:  # noqa: BLE001 - the exporter raises many kinds; reported as not exportable
-        return PropertyCheck(name, None, f"no: {_summary(error)}")
+        from arcuate.exported.graphs import build_graphs
+
+        build_graphs(model)
+    except ImportError as error:
+        return PropertyCheck(name, None, f"needs {error.name}; install it with: pip install 'arcuate[export]'")
+    except UserError as error:
+        return PropertyCheck(name, None, f"no: {error}")
     return PropertyCheck(name, True, "")
