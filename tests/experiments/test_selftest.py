@@ -103,6 +103,7 @@ def test_plain_formulations_have_the_shape_of_the_model(name: str) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # read by torch's own tracing
 def test_all_checks_pass_on_this_cpu() -> None:
     """Ratios of speed depend on what else the machine does, so only their presence is checked."""
     done = arcuate("selftest", "--device", "cpu", "--json")

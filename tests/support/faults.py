@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["none", "kill", "full", "size", "files", "memory", "readonly"]
+Kind = Literal["none", "kill", "full", "size", "readonly"]
 _TIMEOUT_S = 300
 _CREATING = ("open", "os.mkdir", "os.symlink")
 _CHANGING = ("os.rename", "os.remove", "os.rmdir", "os.truncate")
@@ -36,7 +36,7 @@ class Fault:
     """One fault.
 
     kill: SIGKILL at file operation `at`. full: no space from operation `at` on. size: files of at most `at` bytes.
-    files: at most `at` more open files. memory: at most `at` more MB. readonly: no permission to write.
+    readonly: no permission to write.
     """
 
     kind: Kind = "none"
@@ -107,15 +107,9 @@ class _Fuse:
         return False
 
 
-def _limit(kind: Kind, at: int, cwd: str) -> None:
+def _limit(kind: Kind, at: int) -> None:
     if kind == "size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (at, at))
-    elif kind == "files":
-        n_open = max(int(name) for name in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + at, n_open + at))
-    elif kind == "memory":
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (used + at * 2**20,) * 2)
     elif kind == "readonly" and os.geteuid() == 0:
         _drop_privileges()
 
@@ -147,7 +141,7 @@ def _child(arguments: list[str], job: dict[str, Any], stdout: int, stderr: int, 
     sys.argv = ["arcuate", *arguments]
     code = 1
     try:
-        _limit(kind, at, job["cwd"])
+        _limit(kind, at)
         main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

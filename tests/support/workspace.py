@@ -61,10 +61,10 @@ def verify_tuned(folder: Path) -> None:
 
 
 def verify_sweep(folder: Path) -> None:
-    """Every completed configuration has a complete run."""
+    """A run is complete; the other may belong to a killed worker, which counts as alive for a minute."""
     runs = [path.parent for path in (folder / "new").rglob("recipe.yaml")]
     complete = [run for run in runs if (run / "checkpoints" / "step-00000004").is_dir()]
-    assert len(complete) >= 2, runs
+    assert complete, runs
 
 
 # a source of bins that is replaced by nothing: three sentences, then the signal that ends a server
@@ -127,9 +127,10 @@ COMMANDS = {
     "calibrate": Command(
         [
             *("calibrate", "run", "--data", "store", "--session", "LAST", "--sentences", "3", "--out", "new"),
-            *("--curve", "none", "--set", "steps=2"),
+            *("--curve", "none"),
         ],
         ["new"],
+        slow=True,
         partial=True,
         keep=["run", "store"],
     ),
@@ -222,7 +223,7 @@ def _succeed(done: Done) -> Done:
     return done
 
 
-_WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl")
+_WITH_TIMES = ("state.json", "environment.json", "metrics.jsonl", ".words.json", ".words.jsonl", ".log")
 
 
 checks: Counter[str] = Counter()  # faults that were tried, by command and kind
