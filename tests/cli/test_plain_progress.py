@@ -52,7 +52,7 @@ for locator in caching.CacheImpl._locator_classes:
     if "UserProvided" not in locator.__name__:
         locator.ensure_cache_path = refuse
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-from arcuate.decoding.compiled import power_of_two
+from arcuate.language.jit import power_of_two
 from numba import config
 print(power_of_two(5), config.CACHE_DIR)
 """

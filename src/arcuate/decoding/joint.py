@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
-from arcuate.decoding.compiled import NEG_INF, log_add
 from arcuate.decoding.hypothesis import Hypothesis, Partial, greedy
 from arcuate.decoding.transducer import (
     MAX_SYMBOLS,
@@ -46,7 +45,7 @@ from arcuate.decoding.transducer import (
     score_sequences,
 )
 from arcuate.errors import UserError
-from arcuate.language.jit import njit
+from arcuate.language.jit import NEG_INF, log_add, njit
 from arcuate.language.lexicon import Lexicon
 from arcuate.models.layout import Frames, Head, join_frames
 

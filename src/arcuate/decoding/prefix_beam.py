@@ -22,9 +22,9 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK, CLASSES
 from arcuate.decoding.class_order import check_log_probs
-from arcuate.decoding.compiled import NEG_INF, Backpointers, Row, hash_append, log_add
 from arcuate.decoding.hypothesis import Hypothesis
-from arcuate.language.jit import njit
+from arcuate.decoding.word_search.beam import Backpointers
+from arcuate.language.jit import NEG_INF, Row, hash_append, log_add, njit
 
 _BLOCK = 64  # frames per compiled call
 

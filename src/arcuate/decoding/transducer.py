@@ -13,10 +13,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from arcuate.data.alphabet import BLANK
-from arcuate.decoding.compiled import NEG_INF, log_add
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.language.jit import njit
+from arcuate.language.jit import NEG_INF, log_add, njit
 from arcuate.models.layout import Frames
 
 TRANSDUCER_BEAM = 8  # default number of hypotheses kept by a transducer or joint search

@@ -21,6 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from arcuate.exported.model import NEXT
 from arcuate.exported.trace import trace_step
 from arcuate.models.front_end import FrontEnd
 from arcuate.models.gru import GRU
@@ -31,7 +32,6 @@ from arcuate.models.transducer import LSTMPredictor, StatelessPredictor, Transdu
 from arcuate.models.transformer import Transformer, relative_position_buckets
 
 OPSET, IR_VERSION = 17, 8
-NEXT = ".next"  # suffix of the output with the new value of a state tensor
 _MAX_INT8 = 63  # 7 bits, see above
 _MIN_QUANTISED = 4096  # smaller matrices stay in fp32: quantising their input costs more than it saves
 _FLOAT_MAX = float(np.finfo(np.float32).max)

@@ -5,11 +5,11 @@ histories with the same future, then histogram pruning to the beam size. Recombi
 that duplicates of one hypothesis do not use up the beam.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from arcuate.decoding.compiled import NEG_INF, Row, hash_append, log_add
 from arcuate.decoding.word_search.lookahead import (
     NOT_CACHED,
     Lookahead,
@@ -18,7 +18,7 @@ from arcuate.decoding.word_search.lookahead import (
     cache_successors,
     find_row,
 )
-from arcuate.language.jit import njit
+from arcuate.language.jit import NEG_INF, Row, hash_append, log_add, njit
 from arcuate.language.ngram.query import NGramArrays, backoff
 
 _N_BINS = 512  # bins of the histogram that finds the beam-size cut
@@ -59,6 +59,37 @@ BACKPOINTER = np.dtype(
     ],
     align=True,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Backpointers:
+    """The first `n` rows of an append-only buffer that several search states may share.
+
+    Rows are written once, so older states stay valid and a state can be passed around as a value without copying its
+    past. `written` counts the rows in use by any state. A state at the end of the buffer appends in place; a state that
+    was left behind (two continuations of one prefix) continues in a copy.
+    """
+
+    rows: np.ndarray  # (capacity,), structured
+    written: list[int]
+    n: int
+
+    @staticmethod
+    def empty(dtype: np.dtype, capacity: int) -> "Backpointers":
+        return Backpointers(np.empty(capacity, dtype), [0], 0)
+
+    def reserve(self, n_more: int) -> "Backpointers":
+        """Return a buffer with the same rows and space for `n_more` further ones."""
+        if self.written[0] == self.n and self.n + n_more <= len(self.rows):
+            return self
+        rows = np.empty(max(2 * self.n, self.n + 2 * n_more), self.rows.dtype)
+        rows[: self.n] = self.rows[: self.n]
+        return Backpointers(rows, [self.n], self.n)
+
+    def appended(self, n: int) -> "Backpointers":
+        """Return the buffer after compiled code has filled it up to row `n`."""
+        self.written[0] = n
+        return Backpointers(self.rows, self.written, n)
 
 
 class SearchWeights(NamedTuple):

@@ -28,7 +28,6 @@ of which few pass the threshold; one hash insertion per passing arc.
 
 import numpy as np
 
-from arcuate.decoding.compiled import NEG_INF, Row, hash_append, log_add, unmanaged
 from arcuate.decoding.word_search.beam import (
     Candidates,
     LmCache,
@@ -41,7 +40,7 @@ from arcuate.decoding.word_search.beam import (
     prune,
 )
 from arcuate.decoding.word_search.lookahead import bigram_context
-from arcuate.language.jit import njit
+from arcuate.language.jit import NEG_INF, Row, hash_append, log_add, njit, unmanaged
 from arcuate.language.ngram.query import NGramArrays, advance, backoff
 
 DONE, CANDIDATES_FULL, BACKPOINTERS_FULL, LOOKAHEAD_FULL = 0, 1, 2, 3

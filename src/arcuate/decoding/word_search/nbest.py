@@ -8,8 +8,7 @@ import heapq
 
 import numpy as np
 
-from arcuate.decoding.compiled import NEG_INF, hash_append, log_add, power_of_two
-from arcuate.language.jit import njit
+from arcuate.language.jit import NEG_INF, hash_append, log_add, njit, power_of_two
 from arcuate.language.ngram.query import NGramArrays, advance
 
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from arcuate.data.alphabet import BLANK
 from arcuate.decoding.class_order import ClassOrder, check_log_probs
-from arcuate.decoding.compiled import Backpointers
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import GreedyState, Hypothesis, Partial, WordTime
 from arcuate.decoding.word_search.beam import (
     BACKPOINTER,
     BEAM_ENTRY,
+    Backpointers,
     Candidates,
     LmCache,
     SearchModels,
