@@ -72,5 +72,5 @@ print(decoder.finish().text)
 
 # %% [markdown]
 # Next: change a setting (`overrides={"encoder.width": 192}`, or a recipe of your own: a YAML file with `extends: tiny`),
-# compare the runs with `arcuate.compare(run_a, run_b)`, and see all of them on one page with `arcuate board notebook`.
+# compare the runs with `arcuate.compare(run_a, run_b)`, and see all of them on one page with `arcuate runs board notebook`.
 # Notebook 2 looks at the data, notebook 3 rescues a run that does not learn.

@@ -382,7 +382,7 @@ def test_installed_examples_train(installed: Path, cohort_store: Path, tmp_path:
             file.write(f'{head}{info.number}.csv,{info.block},"{info.text or ""}"\n')
     report = arcuate(installed, "prepare", str(tmp_path / "csv"), str(tmp_path / "store"), "--layout", "my-reader")
     assert report["layout"] == "my-reader" and report["trials"] == len(stored.trials) and report["n_channels"] == 6
-    assert arcuate(installed, "check-encoder", "my-encoder", "width=16")["passed"]
+    assert arcuate(installed, "new", "check", "my-encoder", "width=16")["passed"]
     recipe = EXAMPLES / "my_encoder" / "recipe.yaml"
     run = tmp_path / "run"
     steps = ("train.steps=4", "train.validate_every=2", "encoder.width=16")

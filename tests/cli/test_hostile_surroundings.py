@@ -138,8 +138,8 @@ def test_files_that_cannot_be_opened_are_not_called_damaged(read: Callable[[], o
 
 def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / f"run{ESCAPE}")
-    for command in ("runs", "ledger"):
-        done = arcuate(command, tmp_path / "runs")
+    for command in (["runs"], ["runs", "ledger"]):
+        done = arcuate(*command, tmp_path / "runs")
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr and "\\x1b" in done.stdout + done.stderr
     (tmp_path / "text.txt").write_text(f"the bank {ESCAPE}\n")

@@ -70,7 +70,7 @@ def test_csv_folders(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_cards(tmp_path: Path) -> None:
     """A damaged card is refused or taken as it is."""
     run = shutil.copytree(GOLDEN / "run", tmp_path / "run", symlinks=True)
-    card = write_card(run, licence="mit", force=True).path
+    card = write_card(run, run / "MODEL_CARD.md", licence="mit").path
     seed = card.read_bytes() + b"\n## Ours\n\ntext\n"
 
     def read(content: bytes, folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_stored_page_cannot_reach_the_board(folder: Path) -> None:
 
 
 def test_a_free_port_is_printed_and_a_signal_ends_the_board(tmp_path: Path) -> None:
-    with start("board", tmp_path, "--port", "0", stderr=subprocess.PIPE, text=True) as process:
+    with start("runs", "board", tmp_path, "--port", "0", stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = next(line for line in process.stderr if "open http://" in line)

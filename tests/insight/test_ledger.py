@@ -184,21 +184,21 @@ def test_runs_and_ledger_commands(tmp_path: Path) -> None:
     assert [r["name"] for r in rows] == ["a", "b"] and rows[1]["changes"][0]["path"] == "schedule.peak_lr"
     shown = arcuate("runs", cwd=tmp_path)
     assert shown.returncode == 0 and "peak_lr 0.003 → 0.01" in shown.stdout
-    assert arcuate("ledger", tmp_path / "runs", "--out", tmp_path / "DIARY.md").returncode == 0
-    assert (tmp_path / "DIARY.md").read_text("utf-8") == arcuate("ledger", tmp_path / "runs").stdout
+    assert arcuate("runs", "ledger", tmp_path / "runs", "--out", tmp_path / "DIARY.md").returncode == 0
+    assert (tmp_path / "DIARY.md").read_text("utf-8") == arcuate("runs", "ledger", tmp_path / "runs").stdout
 
 
 def test_command_line_errors_are_one_sentence(tmp_path: Path) -> None:
     assert_refused(arcuate("runs", tmp_path), "contains no runs")
-    assert_refused(arcuate("ledger", tmp_path / "nowhere"), "nowhere")
+    assert_refused(arcuate("runs", "ledger", tmp_path / "nowhere"), "nowhere")
     make_run(tmp_path / "a")
-    assert_refused(arcuate("ledger", tmp_path, "--out", tmp_path), "is a folder")
+    assert_refused(arcuate("runs", "ledger", tmp_path, "--out", tmp_path), "is a folder")
 
 
-@pytest.mark.parametrize("command", ["runs", "ledger"])
-def test_ledger_does_not_import_torch(tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", [["runs"], ["runs", "ledger"]])
+def test_ledger_does_not_import_torch(tmp_path: Path, command: list[str]) -> None:
     make_run(tmp_path / "a")
-    code = NO_TORCH.format(arguments=[command, str(tmp_path)])
+    code = NO_TORCH.format(arguments=[*command, str(tmp_path)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

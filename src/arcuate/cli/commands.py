@@ -138,12 +138,12 @@ GROUPS = {
             ".cli.show_runs:runs",
         ),
         Command(
-            *("ledger", ".insight.ledger:write_ledger", "folder"),
+            *("runs ledger", ".insight.ledger:write_ledger", "folder"),
             "Write the run diary from the run folders: purpose, changes, result, finding.",
             ".cli.show_runs:ledger",
         ),
         Command(
-            *("board", ".insight.board:prepare_board", "folder"),
+            *("runs board", ".insight.board:prepare_board", "folder"),
             "Serve one page for all runs, updated while they train (extra: live).",
             ".cli.show_runs:serve",
         ),
@@ -153,12 +153,6 @@ GROUPS = {
             ".cli.show_runs:comparison",
             hidden="evaluate_missing",
         ),
-        Command(
-            *("cite", ".evaluation.cite:cite", "run"),
-            "Print what to cite for a run: software, data set and methods.",
-            ".cli.show_results:citations",
-        ),
-        Command("card", ".cli.show_runs:card", "run", "Write the model card of a run, or print that of an export."),
     ),
     "Many runs": (
         Command(
@@ -205,12 +199,7 @@ GROUPS = {
         ),
         Command(
             *("export", ".experiments.export:export", "source out"),
-            "Export a model to one file that decodes without torch, a model to the hub, or a store to NWB.",
-        ),
-        Command(
-            *("export-data", ".data.export:export_data", "store out"),
-            "Write the trials of a store as NWB or brainsets (temporaldata).",
-            ".cli.show_data:exported",
+            "Export a model to one file that decodes without torch, to the hub, its card alone, or a store to NWB.",
         ),
     ),
     "Extend": (
@@ -224,7 +213,7 @@ GROUPS = {
             "Write a working skeleton of an encoder, a reader or a recipe.",
         ),
         Command(
-            *("check-encoder", ".exported.check_encoder:check_encoder", "kind settings…"),
+            *("new check", ".exported.check_encoder:check_encoder", "kind settings…"),
             "Check an encoder: streaming = offline, padding, batch order, gradients, saving, export.",
             ".cli.show_data:encoder_check",
         ),
@@ -238,35 +227,47 @@ GROUPS = {
 _SUMMARIES = {
     "recipes": "List the recipes, show one, diff two, list all settings.",
     "lm": "Language models: import, build, score, mix, info, export.",
+    "runs": "List runs; their diary, and a page of all of them.",
+    "new": "Write a working skeleton of an encoder, a reader or a recipe; check an encoder.",
     "bench": "Benchmarks: latency on this machine, robustness to corrupted input, and a lower bound.",
 }
 COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
 
 
-def __getattr__(name: str) -> Callable[..., Call]:
-    """The parser of a command, made when Cyclopts first asks for it: its function is imported then."""
-    if name not in COMMANDS:
+def __getattr__(name: str) -> Callable[..., Call] | App:
+    """The parser of a command or `group NAME`, made when it is first used: its functions are imported then."""
+    group = name.removeprefix("group ")
+    if group == name and name not in COMMANDS:
         raise AttributeError(name)
-    return parser(COMMANDS[name])
+    if group == name:
+        return parser(COMMANDS[name])
+    app = App(group, default_command=parser(COMMANDS[group]) if group in COMMANDS else None)
+    for place, command in enumerate(COMMANDS.values()):
+        if command.name.startswith(f"{group} "):
+            _add(app, command, place)
+    return app
 
 
 def make_app() -> App:
     """The application; the functions of its commands are imported when they are used."""
     settings: dict[str, Any] = {"default_parameter": Parameter(negative=()), "help_format": "plaintext"}
     app = App("arcuate", help=_HELP, version=__version__, **settings)
-    for title, commands in GROUPS.items():
-        group = Group(title, sort_key=list(GROUPS).index(title))
-        for order, command in enumerate(commands):
-            *parent, name = command.name.split()
-            target = app
-            if parent:
-                if parent[0] not in app:
-                    app.command(App(parent[0], help=_SUMMARIES[parent[0]], group=group, sort_key=order))
-                target = app[parent[0]]
-            usage = f"Usage: arcuate {command.name} [OPTIONS] {command.positional.upper().replace('…', '...')}"
-            details: dict[str, Any] = {"usage": usage, "sort_key": order} | ({} if parent else {"group": group})
-            target.command(f"{__name__}:{command.name}", name=name, help=command.summary, **details)
+    for order, (title, commands) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=order)
+        for place, command in enumerate(commands):
+            name = command.name.split()[0]
+            if name not in _SUMMARIES:
+                _add(app, command, place, group)
+            elif name not in app:
+                app.command(f"{__name__}:group {name}", name=name, help=_SUMMARIES[name], sort_key=place, group=group)
     app.register_install_completion_command(group=_OPTIONS)
     for option in (*app.help_flags, *app.version_flags):
         app[option].group = _OPTIONS
     return app
+
+
+def _add(app: App, command: Command, place: int, group: Group | None = None) -> None:
+    *_, name = command.name.split()
+    usage = f"Usage: arcuate {command.name} [OPTIONS] {command.positional.upper().replace('…', '...')}"
+    path = f"{__name__}:{command.name}"
+    app.command(path, name=name, help=command.summary, usage=usage, sort_key=place, group=group)

@@ -12,7 +12,6 @@ from rich.text import Text
 from arcuate.cli.console import counted, out, percent, print_table, say
 
 if TYPE_CHECKING:
-    from arcuate.data.export import DataExport
     from arcuate.data.prepare import PrepareReport
     from arcuate.data.quality import Leakage
     from arcuate.data.simulation.cohort import Simulation
@@ -151,10 +150,6 @@ def _print_leakage(leakage: "Leakage") -> None:
     print_table(("leakage", "n", "share"), rows, right=("n", "share"))
 
 
-def exported(result: "DataExport", given: Given) -> None:
-    say(f"{counted(result.n_trials, 'trial')} in {counted(len(result.files), 'file')}: {given['out']}")
-
-
 # --- Recipes -------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +273,7 @@ def new(kind: Literal["encoder", "reader", "recipe"], name: str, *, folder: Path
     written = [str(path) for path in new(kind, name, folder)]
     component = name.replace("_", "-")
     following = {
-        "encoder": f"pip install -e {folder / name} && arcuate check-encoder {component}",
+        "encoder": f"pip install -e {folder / name} && arcuate new check {component}",
         "reader": f"pip install -e {folder / name} && arcuate prepare SOURCE STORE --layout {component}",
         "recipe": f"arcuate train {folder / name}.yaml --data STORE --run RUN",
     }

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from arcuate.cli.console import out, percent, print_table, say
 
 if TYPE_CHECKING:
-    from arcuate.evaluation.cite import Citations
     from arcuate.evaluation.decode import Transcription
     from arcuate.evaluation.evaluate import Evaluation
     from arcuate.evaluation.robustness import RobustnessResult
@@ -84,13 +83,6 @@ def robustness(result: "RobustnessResult", given: Given) -> None:
     heading = f"{error_rate_name(result.classes)}, mean of severities"
     print_table((heading, *names), rows, title=f"Robustness ({given.get('split', 'val')})", right=names)
     out.print(result.summary(), soft_wrap=True)
-
-
-def citations(result: "Citations", given: Given) -> None:
-    for reference in result.references:
-        out.print(f"{reference.reason}: {reference.reference}", soft_wrap=True, markup=False, highlight=False)
-    if result.note:
-        say(result.note)
 
 
 def submission(result: Any, given: Given) -> None:

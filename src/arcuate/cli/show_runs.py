@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from arcuate.cli.console import counted, out, percent, print_table, say
-from arcuate.cli.show_data import Listing, leakage_line, print_summary
+from arcuate.cli.show_data import leakage_line, print_summary
 from arcuate.cli.show_results import print_evaluation, print_transcription
 from arcuate.progress import Progress
 
@@ -377,18 +377,3 @@ def comparison(comparison: "Comparison", given: Given) -> None:
         say(note)
     if given.get("html") is not None:
         say(f"wrote {given['html']}")
-
-
-def card(run: str, *, licence: str | None = None, force: bool = False) -> Any:
-    """Write the model card of a run, MODEL_CARD.md; for an exported model, print the card that it contains.
-
-    Args:
-        run: Run folder, exported model (.arcx), or hf:ORG/NAME.
-        licence: Licence identifier, such as cc-by-4.0.
-        force: Overwrite existing output.
-    """
-    from arcuate.evaluation.card import exported_card, write_card
-
-    if (text := exported_card(run)) is not None:
-        return Listing(text, {"path": run, "card": text})
-    return write_card(run, licence=licence, force=force)

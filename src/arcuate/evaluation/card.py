@@ -1,10 +1,11 @@
 """Model cards: MODEL_CARD.md with the metadata block (front matter) that Hugging Face reads.
 
 A card lists data with content hashes, error rates with intervals, intended use and limits; `card.md.jinja` is its text.
-It is a function of the run folder: `arcuate card` writes it, exports and uploads contain it. A card that lies in the
-run folder belongs to the user: exports and uploads take it as it is.
+It is a function of the run folder: `arcuate export RUN FILE.md` writes it, other exports contain it. A card that lies
+in the run folder belongs to the user: exports and uploads take it as it is.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from arcuate.evaluation.cite import cite
 from arcuate.exported.file import CARD, is_export, open_archive
 from arcuate.files import fields_to_dict, finite_number, read_json, write_text
 from arcuate.progress import counted, percent
-from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, unfinished_reason
+from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, split_parent, unfinished_reason
 
 UNKNOWN_LICENCE = "unknown"  # Hugging Face's identifier for a licence that is not stated
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,59}")
@@ -78,19 +79,21 @@ class _Result:
         return {"type": self.metric.lower(), "value": round(100 * self.rate, 3), "name": name, "args": args}
 
 
-def write_card(run: RunLike, *, licence: str | None = None, force: bool = False) -> CardResult:
-    """Write MODEL_CARD.md into a run folder or the folder of an imported model; `force` replaces an existing card.
+def write_card(source: RunLike, out: str | Path, *, licence: str | None = None) -> CardResult:
+    """Write the card of a run, RUN@CHECKPOINT or model folder as a new Markdown file, or that in an exported model.
 
     `licence` is an identifier of Hugging Face, such as cc-by-4.0; by default unknown.
     """
-    opened = open_run(run)
-    if opened.card_file.exists() and not force:
-        raise UserError(f"{opened.card_file} exists; edit it, or add --force to write it again")
-    text = describe_run(opened, licence=licence)
-    write_text(opened.card_file, text)
+    path = Path(out)
+    if path.exists():
+        raise UserError(f"{path} exists; edit it, remove it or choose another name")
+    if (text := exported_card(source)) is None:
+        named, checkpoint = split_parent(os.fspath(source))
+        text = describe_run(open_run(named), checkpoint, licence)
+    write_text(path, text)
     metadata = card_metadata(text, "the card")
     n_results = sum(len(result["metrics"]) for result in metadata.get("model-index", [{}])[0].get("results", []))
-    return CardResult(opened.card_file, metadata["license"], "simulated-data" in metadata["tags"], n_results)
+    return CardResult(path, metadata["license"], "simulated-data" in metadata["tags"], n_results)
 
 
 def run_card(run: Run, checkpoint: str = "best", licence: str | None = None, address: str = "PATH") -> str:
@@ -311,9 +314,9 @@ def card_metadata(text: str, where: str) -> dict[str, Any]:
     return metadata
 
 
-def exported_card(path: str | Path) -> str | None:
+def exported_card(path: RunLike) -> str | None:
     """The card in an exported model; None if the path names a run."""
-    if not is_export(path):
+    if not is_export(path := Path(path)):
         return None
     archive = open_archive(path)
     if CARD not in archive:

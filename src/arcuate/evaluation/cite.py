@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from arcuate.data.releases import RELEASES
 from arcuate.run import Run, RunLike, open_run
@@ -41,9 +40,6 @@ class Citations:
     run: str
     references: tuple[Citation, ...]
     note: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"run": self.run, "references": [vars(reference) for reference in self.references], "note": self.note}
 
 
 def cite(run: RunLike) -> Citations:

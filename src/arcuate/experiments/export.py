@@ -17,6 +17,7 @@ from arcuate.data.export import DataExport, export_data
 from arcuate.data.store import MANIFEST_FILE
 from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
+from arcuate.evaluation.card import CardResult, run_card, write_card
 from arcuate.experiments.push import PushResult, push
 from arcuate.exported.check import OPERATORS
 from arcuate.exported.file import (
@@ -120,12 +121,13 @@ def export(
     licence: str | None = None,
     *,
     progress: Progress | None = None,
-) -> ExportResult | PushResult | DataExport:
+) -> ExportResult | PushResult | CardResult | DataExport:
     """Export a model to one file that decodes without torch, a model to the Hugging Face Hub, or a store to NWB.
 
     Args:
         source: RUN[@CHECKPOINT], a model on the hub, an exported model (to the hub), or a store (to NWB).
-        out: File to write, such as model.arcx; hf:ORG/NAME for the hub; or a folder for the NWB files of a store.
+        out: File to write, such as model.arcx; hf:ORG/NAME for the hub; a .md file for the model card alone; or a
+            folder for the NWB files of a store.
         session: Keep the layer of this session only; default: all sessions.
         int8: Quantise matrix products to int8; the result is compared with fp32.
         search: The word search to include; with `lm` none, the file decodes to phonemes.
@@ -135,6 +137,8 @@ def export(
     """
     if (Path(source) / MANIFEST_FILE).is_file():
         return export_data(Path(source), out, progress=progress)
+    if Path(out).suffix == ".md":
+        return write_card(source, out, licence=licence)
     if is_hub_name(out):
         named, checkpoint = split_parent(os.fspath(source))
         return push(named, os.fspath(out), checkpoint=checkpoint, public=public, licence=licence)
@@ -162,7 +166,6 @@ def _export_model(
     progress: Progress | None,
 ) -> ExportResult:
     from arcuate.decoding.load import choose_head, load_search
-    from arcuate.evaluation.card import run_card
     from arcuate.models.io import load_model
 
     _check_target(path)

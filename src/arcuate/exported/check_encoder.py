@@ -1,4 +1,4 @@
-"""Check the properties that training, evaluation and streaming require of an encoder (`arcuate check-encoder`).
+"""Check the properties that training, evaluation and streaming require of an encoder (`arcuate new check`).
 
 The encoder is tested inside a small model, through the same functions that training and decoding call.
 """

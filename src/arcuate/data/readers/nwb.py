@@ -40,7 +40,7 @@ from arcuate.data.trial import BIN_SECONDS, SPLITS, Layout, Split, Trial, sessio
 from arcuate.data.watched import call_watched
 from arcuate.errors import UserError, check_resources
 
-NOTES = "arcuate"  # key of the JSON object in general/notes of files that `arcuate export-data` wrote
+NOTES = "arcuate"  # key of the JSON object in general/notes of files that `arcuate export` wrote
 _TOLERANCE_S = 1e-3  # between times of trials and of bins
 _MAX_FILES = 20_000
 _MAX_TEXT = 10_000
