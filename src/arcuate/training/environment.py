@@ -61,7 +61,7 @@ def _git_revision() -> str | None:
     return result.stdout.strip() or None
 
 
-# --- mixed precision: probed on a GPU, and not used where it does not run ----------------------------------------
+# --- mixed precision ---------------------------------------------------------------------------------------------
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -77,7 +77,8 @@ class PrecisionChoice:
 def choose_precision(settings: Precision, device: torch.device, previous: object = None) -> PrecisionChoice:
     """Choose the precision to train in; a resumed run keeps its `previous` one.
 
-    On a CPU that is fp32: torch computes bf16 10 to 30 times slower there, except on the newest ones.
+    On a CPU that is fp32: torch computes bf16 10 to 30 times slower there, except on the newest ones. GPUs before
+    Ampere have no bf16, all have fp16.
     """
     if settings.kind == "fp32":
         return PrecisionChoice("fp32")
@@ -92,38 +93,9 @@ def choose_precision(settings: Precision, device: torch.device, previous: object
         return PrecisionChoice("fp16", "training in fp16, as when this run started")
     if device.type == "cpu":
         return PrecisionChoice("fp32", f"{settings.kind} is slow on CPUs: training in fp32")
-    problem = _problem(settings.kind, device)
-    if problem is None:
-        return PrecisionChoice(settings.kind)
-    if settings.kind == "bf16" and device.type == "cuda":
-        also = _problem("fp16", device)
-        if also is None:
-            return PrecisionChoice("fp16", f"{problem}: training in fp16")
-        problem = f"{problem}, and {also}"
-    return PrecisionChoice("fp32", f"{problem}: training in fp32")
-
-
-def _problem(kind: str, device: torch.device) -> str | None:
-    """Return why a precision cannot be used on a GPU; None if it can."""
-    if kind == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return f"torch only emulates bf16 on {device}, which is slow"
-    _probe("fp32", device)  # an error here says nothing about the precision: the GPU may be full or not supported
-    try:
-        _probe(kind, device)
-    except torch.OutOfMemoryError:  # another program may have filled the device
-        raise
-    except RuntimeError as error:
-        return f"{kind} does not run on {device} ({str(error).splitlines()[0]})"
-    return None
-
-
-def _probe(kind: str, device: torch.device, size: int = 192) -> None:
-    """Run a small GRU forward and backward; RuntimeError if the device cannot compute it in this precision."""
-    layer = torch.nn.GRU(size, size).to(device)
-    with autocast(kind, device):
-        loss = layer(torch.zeros(8, 16, size, device=device))[0].float().sum()
-    loss.backward()
-    torch.cuda.synchronize(device)
+    if settings.kind == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return PrecisionChoice("fp16", f"torch only emulates bf16 on {device}, which is slow: training in fp16")
+    return PrecisionChoice(settings.kind)
 
 
 def autocast(kind: str, device: torch.device) -> AbstractContextManager[Any]:

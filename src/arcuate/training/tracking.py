@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -210,64 +209,37 @@ class WandbBackend:
     """One Weights & Biases run per run folder, even if the run is stopped and resumed several times.
 
     Rows are numbered as they are written to metrics.jsonl, rewound ones included. The number is the step of W&B; the
-    optimizer step is the x axis of its charts. A row delivered before a crash is therefore not sent again, and a lost
-    one is sent from metrics.jsonl.
+    optimizer step is the x axis of its charts. After a crash the last rows may be missing there; metrics.jsonl is
+    complete.
     """
 
     def __init__(self, run: Run, recipe: TrainingConfig) -> None:
-        settings = recipe.track.wandb
-        self._offline = os.environ.get("WANDB_MODE") == "offline"
-        self._folder = run.path.resolve() / "wandb"
-        self._file = self._folder / "arcuate.json"
-        known: dict[str, Any] = read_json(self._file) if self._file.exists() else {}
-        self._id = str(known.get("id") or uuid.uuid4().hex[:12])
-        self._finished: list[str] = known.get("finished", [])  # names of completed offline parts
-        n_delivered = int(known.get("n_delivered", 0))
-        self._folder.mkdir(exist_ok=True)
-        if self._offline:
-            self._remove_unfinished()
-        self._save(n_delivered)
-        self._run = _init(settings, run, recipe, self._id, self._offline)
-        self._n_delivered = n_delivered if self._offline else self._run.starting_step
-        self._n_rows = 0
-        for number, row in _numbered_rows(run):
-            self._n_rows = number
-            self.send(row["step"], to_scalars(row))
-        self._n_rows = _count_rows(run)
-        if self._offline:
-            logger.info(f"W&B is offline; upload the run with: wandb sync {self._folder}")
+        settings, folder = recipe.track.wandb, run.path.resolve() / "wandb"
+        file = folder / "arcuate.json"
+        folder.mkdir(exist_ok=True)
+        known: dict[str, Any] = read_json(file) if file.exists() else {"id": uuid.uuid4().hex[:12]}
+        write_json(file, known)
+        self._run = _init(settings, run, recipe, str(known["id"]))
+        rewound = sum(len(i["rows"]) for i in read_jsonl(run.incidents_file) if "rewound_to" in i)
+        self._n_rows = max(len(run.metrics()) + rewound, self._run.starting_step)
+        if os.environ.get("WANDB_MODE") == "offline":
+            logger.info(f"W&B is offline; upload the run with: wandb sync {folder}")
 
     def send(self, step: int, values: Mapping[str, float]) -> None:
-        number, self._n_rows = self._n_rows, self._n_rows + 1
-        if number >= self._n_delivered:
-            self._run.log({"step": step, **values}, step=number, commit=True)
+        self._run.log({"step": step, **values}, step=self._n_rows, commit=True)
+        self._n_rows += 1
 
     def rewind(self, step: int) -> None:
         """Keep the rewound rows; in the charts the line goes back to `step` and continues from there."""
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
-        if self._offline:
-            self._finished.append(self._part_name())
-            self._save(max(self._n_rows, self._n_delivered))
-
-    def _part_name(self) -> str:
-        """Return the folder of this part of the run, offline-run-DATE-ID, which contains `files`."""
-        return str(self._run.dir).rstrip("/").split("/")[-2]
-
-    def _save(self, n_delivered: int) -> None:
-        write_json(self._file, {"id": self._id, "n_delivered": n_delivered, "finished": self._finished})
-
-    def _remove_unfinished(self) -> None:
-        """Remove parts of killed processes, which may be truncated; their rows are sent again from metrics.jsonl."""
-        for part in self._folder.glob(f"offline-run-*-{self._id}"):
-            if part.name not in self._finished:
-                shutil.rmtree(part)
 
 
-def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offline: bool) -> "wandb.Run":
+def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str) -> "wandb.Run":
     import wandb
 
+    offline = os.environ.get("WANDB_MODE") == "offline"
     try:
         wandb_run = wandb.init(
             dir=str(run.path.resolve()),
@@ -291,17 +263,3 @@ def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str, offlin
     wandb_run.define_metric("step")
     wandb_run.define_metric("*", step_metric="step")
     return wandb_run
-
-
-def _numbered_rows(run: Run) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of metrics.jsonl with their numbers among all that were ever written, rewound ones included."""
-    rewinds = [i for i in read_jsonl(run.incidents_file) if "rewound_to" in i]
-    return [
-        (index + sum(len(i["rows"]) for i in rewinds if i["rewound_to"] < row["step"]), row)
-        for index, row in enumerate(run.metrics())
-    ]
-
-
-def _count_rows(run: Run) -> int:
-    rewound = sum(len(i["rows"]) for i in read_jsonl(run.incidents_file) if "rewound_to" in i)
-    return len(run.metrics()) + rewound
