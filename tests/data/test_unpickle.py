@@ -1,7 +1,9 @@
 """Hostile and damaged pickles and checkpoints: refused in one sentence, and nothing in them is executed."""
 
+import os
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,18 @@ def test_hostile_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "args").write_bytes(HOSTILE[name])
     with pytest.raises(UserError, match="args"):
         load_pickle(tmp_path / "args")
+
+
+@pytest.mark.parametrize("load", [load_pickle, load_checkpoint])
+def test_code_in_a_file_is_not_executed(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    content = {"weights": [1.0], "call": Call(os.mkdir, str(tmp_path / "executed"))}
+    if load is load_checkpoint:
+        torch.save(content, tmp_path / "args")
+    else:
+        (tmp_path / "args").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match=r"refers to \w+\.mkdir"):
+        load(tmp_path / "args")
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("is_zip", [True, False])

@@ -4,67 +4,14 @@ import json
 import os
 import pickle
 
-import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
-from arcuate.data.unpickle import load_checkpoint, load_pickle
 from arcuate.errors import UserError
 from arcuate.models.import_checkpoint import T12_SESSIONS, import_checkpoint
 from arcuate.models.io import load_model
 from support.official_checkpoints import N_CHANNELS, N_SESSIONS, SESSIONS, write_cffan, write_nejm
-
-
-class Malicious:
-    """Writes a file when unpickled without restrictions."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_plain_values_load(tmp_path, protocol):
-    values = {
-        "a": [1, 2.5, None, True],
-        "b": np.float32(1.5),
-        "c": np.arange(6.0).reshape(2, 3),
-        "d": ("x", {"y"}),
-    }
-    (tmp_path / "log").write_bytes(pickle.dumps(values, protocol=protocol))
-    loaded = load_pickle(tmp_path / "log")
-    assert (loaded["a"], loaded["b"], loaded["d"]) == (values["a"], 1.5, values["d"])
-    np.testing.assert_array_equal(loaded["c"], values["c"])
-
-
-def test_malicious_files_are_not_executed(tmp_path):
-    hit = tmp_path / "hit"
-    (tmp_path / "args").write_bytes(pickle.dumps({"nUnits": Malicious(hit)}))
-    torch.save({"model_state_dict": Malicious(hit)}, tmp_path / "zip")
-    torch.save({"model_state_dict": Malicious(hit)}, tmp_path / "old", _use_new_zipfile_serialization=False)
-    with pytest.raises(UserError, match=r"posix\.system"):
-        load_pickle(tmp_path / "args")
-    for name in ("zip", "old"):
-        with pytest.raises(UserError, match=r"posix\.system"):
-            load_checkpoint(tmp_path / name)
-    assert not hit.exists()
-
-
-@pytest.mark.parametrize("trap", [eval, getattr, print, np.load, torch.load, dict.fromkeys])
-def test_other_callables_are_rejected(tmp_path, trap):
-    (tmp_path / "args").write_bytes(pickle.dumps(trap))
-    with pytest.raises(UserError):
-        load_pickle(tmp_path / "args")
-
-
-def test_object_arrays_are_rejected(tmp_path):
-    (tmp_path / "args").write_bytes(pickle.dumps(np.array([{}, []], dtype=object)))
-    with pytest.raises(UserError):
-        load_pickle(tmp_path / "args")
 
 
 def test_nejm_config(tmp_path):
@@ -277,14 +224,3 @@ def test_inconsistent_model_folders(folder, spoil, match):
     spoil(folder)
     with pytest.raises(UserError, match=match):
         load_model(folder)
-
-
-def test_yaml_is_loaded_safely(tmp_path):
-    write_nejm(tmp_path / "in")
-    args = (tmp_path / "in" / "args.yaml").read_text()
-    hit = tmp_path / "hit"
-    (tmp_path / "in" / "args.yaml").write_text(args + f"trap: !!python/object/apply:os.system ['touch {hit}']\n")
-    with pytest.raises(UserError, match="YAML"):
-        import_checkpoint(tmp_path / "in", tmp_path / "out", "nejm")
-    assert not hit.exists()
-    assert yaml.safe_load(args)

@@ -9,10 +9,9 @@ import torch
 
 from arcuate.data.selection import select
 from arcuate.data.store import Store
-from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.trials import decode_trials, summarise
-from arcuate.experiments.recipe import load_recipe, run_recipe
+from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import build_model, train
 from arcuate.losses.combined import mode_loss
 from arcuate.models.config import Patch, SpeakingModeSettings
@@ -20,12 +19,8 @@ from arcuate.models.mode import MODES, SpeakingMode
 from arcuate.run import Run
 from arcuate.training.modes import (
     Modes,
-    describe_modes,
     fit_mixture,
     infer_modes,
-    labelled_modes,
-    read_modes,
-    write_modes,
 )
 
 SMALL = [
@@ -151,36 +146,6 @@ def rows(run: Path) -> list[dict]:
     from arcuate.files import read_jsonl
 
     return read_jsonl(Run(run).results_file("val", None))
-
-
-def test_no_mode_metrics_without_labels(run: Path, cohort_store: Path) -> None:
-    store = Store.open(cohort_store)
-    recipe = run_recipe(Run(run))
-    selection = select(store, recipe.data, recipe.front_end.patch.count_frames)
-    trials = [replace(t, mode=None) for t in selection.validation]
-    summary = summarise(decode_trials(build_model(recipe, store, selection), store, trials), n_resamples=10).to_dict()
-    assert not {"mode_accuracy", "per_by_mode"} & summary.keys()
-
-
-def test_labels_partly_missing(cohort_store: Path) -> None:
-    """Labelled trials keep their labels, the rest is inferred, unknown mode names are reported."""
-    store, settings = Store.open(cohort_store), SpeakingModeSettings(enabled=True)
-    trials = [replace(t, mode=(None, t.mode, "whispered")[i % 3]) for i, t in enumerate(store.trials[:12])]
-    known = labelled_modes(trials, settings)
-    assert np.isnan(known[0::3]).all() and not np.isnan(known[1::3]).any() and np.isnan(known[2::3]).all()
-    modes = Modes({t.id: 1.0 for t in trials})
-    assert "4 trials of mode 'whispered' count as unlabelled" in describe_modes(trials, modes, settings)
-    assert np.isnan(labelled_modes(trials, SpeakingModeSettings(enabled=True, labels="ignore"))).all()
-
-
-def test_modes_are_stored_with_the_run(run: Path, tmp_path: Path) -> None:
-    kept = read_modes(Run(run).modes_file)
-    assert len(kept.vocalised) == 96
-    write_modes(tmp_path / "again.jsonl", kept)
-    assert read_modes(tmp_path / "again.jsonl") == kept
-    (tmp_path / "bad.jsonl").write_text('{"trial": "a", "vocalised": 3}\n')
-    with pytest.raises(UserError, match="line 1"):
-        read_modes(tmp_path / "bad.jsonl")
 
 
 def test_recordings_without_any_mode(tmp_path: Path, cohort_store: Path) -> None:

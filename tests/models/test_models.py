@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
@@ -20,7 +19,7 @@ from arcuate.models.config import (
     SmoothingSettings,
 )
 from arcuate.models.convolution import extract_patches, project_patches
-from arcuate.models.front_end import SessionLayer, gaussian_kernel, normalise, smooth
+from arcuate.models.front_end import gaussian_kernel, normalise, smooth
 from arcuate.models.gru import GRU, gru_recurrence, recurs_in_full_precision
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import (
@@ -81,14 +80,6 @@ def test_initial_weights():
     bound = math.sqrt(6 / (model.encoder.gru.weight_ih_l0.shape[1] + 24))
     assert 0.9 * bound < model.encoder.gru.weight_ih_l0.abs().max() <= bound
     assert torch.equal(model.front_end.session_layer.weights[2], torch.eye(5))
-
-
-def test_absent_sessions_get_no_gradient():
-    model = make_model().train()
-    outputs = model(torch.randn(2, 20, 5), torch.tensor([20, 20]), torch.tensor([2, 0]))
-    outputs.log_probs["ctc"].sum().backward()
-    weights = model.front_end.session_layer.weights
-    assert [w.grad is None for w in weights] == [False, True, False]
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -236,26 +227,6 @@ def test_a_loaded_model_is_aligned_like_a_new_one(tmp_path):
     assert all(torch.equal(loaded[name], given[name]) for name in given)
 
 
-@pytest.mark.parametrize("activation", ["softsign", "none"])
-def test_session_layer_gradients(activation):
-    torch.manual_seed(0)
-    layer = SessionLayer(SessionLayerSettings(activation=activation), 3, 4).double()
-    bins, session = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True), torch.tensor([2, 0, 2])
-    used = [layer.weights[0], layer.weights[2], layer.biases[0], layer.biases[2]]
-    for parameter in used:
-        nn.init.normal_(parameter)
-    expected = torch.stack([x @ layer.weights[s] + layer.biases[s] for x, s in zip(bins, session, strict=True)])
-    expected = expected / (1 + expected.abs()) if activation == "softsign" else expected
-    torch.testing.assert_close(layer(bins, session), expected)
-    assert torch.autograd.gradcheck(lambda *_: layer(bins, session), [bins, *used])
-
-
-def test_session_layer_can_be_disabled():
-    layer = SessionLayer(SessionLayerSettings(enabled=False, layer_norm=True), 3, 4)
-    assert [name for name, _ in layer.named_parameters()] == ["layer_norm.weight", "layer_norm.bias"]
-    assert layer(torch.randn(2, 5, 3), torch.tensor([0, 3])).shape == (2, 5, 3)
-
-
 @pytest.mark.parametrize("taps", [9, 20])
 def test_smoothing_is_a_convolution(taps):
     weights = gaussian_kernel(SmoothingSettings(sd=2.0, taps=taps))
@@ -264,13 +235,6 @@ def test_smoothing_is_a_convolution(taps):
     expected = torch.stack([(bins[:, t : t + taps] * torch.tensor(weights)[:, None]).sum(1) for t in range(76)], 1)
     for every in (1, 2, 3):
         torch.testing.assert_close(smooth(bins, weights, every), expected[:, ::every], atol=1e-6, rtol=0)
-
-
-def test_inference_equals_training_forward():
-    model, batch = make_model(), (torch.randn(2, 30, 5), torch.tensor([30, 21]), torch.tensor([0, 1]))
-    with_gradients = model(*batch).frames
-    with torch.inference_mode():
-        torch.testing.assert_close(model(*batch).frames, with_gradients, atol=1e-6, rtol=0)
 
 
 def test_rolling_normalisation_is_the_causal_estimate():
@@ -286,15 +250,6 @@ def test_rolling_normalisation_is_the_causal_estimate():
         square = (200 * past.square().mean(0) + seen.square().sum(0)) / (200 + t + 1)
         expected = (seen[-1] - mean) / (square - mean.square()).sqrt()
         torch.testing.assert_close(scores[0, t].double(), expected, atol=1e-5, rtol=0)
-
-
-def test_rolling_normalisation_without_past_bins():
-    nothing = BatchStatistics(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0]))
-    bins = torch.tensor([[[3.0, 5.0], [4.0, 5.0], [float("nan"), 5.0]]])
-    scores, _ = normalise(bins, nothing, FrontEndSettings(normalise="rolling"))
-    assert bool(scores.isfinite().all())
-    assert scores[0, :, 1].abs().max() < 1e-6  # a constant channel
-    assert scores[0, 1, 0].item() == pytest.approx(1.0)
 
 
 def test_log1p_precedes_block_normalisation():

@@ -1,6 +1,5 @@
 """Transducer head: stepwise against parallel prediction, its loss beside CTC, and training with both."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,10 @@ from arcuate.models.config import (
     Patch,
     TransducerSettings,
 )
-from arcuate.models.interfaces import ModelInputs
 from arcuate.models.io import load_model, save_model
 from arcuate.models.model import Model, parameter_groups
 from arcuate.models.transducer import ArrayHead, LSTMPredictor, Transducer
 from arcuate.run import Run, find_checkpoint, open_run
-from arcuate.training.step import EncodeModule
 
 EMPTY_HYPOTHESIS = Hypothesis(())
 KINDS = [
@@ -70,18 +67,6 @@ def test_stepwise_equals_parallel_prediction(settings):
 
 
 @kinds
-def test_states_are_immutable_and_selectable(settings):
-    head = make_model(settings).transducer
-    _, state = head.start(3)
-    _, state = head.step(state, torch.tensor([1, 2, 3]))
-    first, _ = head.step(state, torch.tensor([4, 5, 6]))
-    chosen = state[torch.tensor([2, 2, 0])]
-    again, _ = head.step(chosen, torch.tensor([6, 6, 4]))
-    torch.testing.assert_close(again, first[[2, 2, 0]], atol=1e-6, rtol=0)
-    torch.testing.assert_close(head.step(state, torch.tensor([4, 5, 6]))[0], first)
-
-
-@kinds
 def test_losses_by_reduction(settings):
     model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
     outputs = model(bins, n_bins, session, None, tokens)
@@ -99,35 +84,6 @@ def test_losses_by_reduction(settings):
     loss = LossSettings(ctc=CTCSettings(weight=0.3), rnnt=RNNTSettings(weight=2.0))
     by_head = compute_losses(outputs, tokens, n_tokens, loss)
     torch.testing.assert_close(weighted_loss(by_head, loss), 0.3 * by_head["ctc"] + 2.0 * by_head["rnnt"])
-
-
-def test_losses_of_weight_0_are_left_out():
-    """They may be infinite: CTC cannot align four tokens to two frames, but a transducer can."""
-    model, (bins, _, session, tokens, n_tokens) = make_model(KINDS[0]), make_batch()
-    outputs = model(bins, torch.tensor([4, 4]), session, None, tokens)
-    losses = compute_losses(outputs, tokens, n_tokens, LossSettings(ctc=CTCSettings(weight=0.0)))
-    assert list(losses) == ["rnnt"] and bool(losses["rnnt"].isfinite().all())
-
-
-def test_no_joint_without_tokens():
-    model, (bins, n_bins, session, *_) = make_model(KINDS[0]), make_batch()
-    assert model(bins, n_bins, session).joint is None
-    assert make_model(TransducerSettings())(bins, n_bins, session, None, torch.ones(2, 1)).joint is None
-
-
-@kinds
-def test_wrapping_as_a_module_keeps_all_outputs(settings):
-    """Outputs split into tensors and rebuilt give the same gradients, including those of the joiner's weights."""
-    model, (bins, n_bins, session, tokens, n_tokens) = make_model(settings), make_batch()
-    gradients = []
-    inputs = ModelInputs(bins, n_bins, session, tokens)
-    for outputs in (
-        model.encode(inputs),
-        EncodeModule(model)(inputs, False),
-    ):
-        loss = weighted_loss(compute_losses(outputs, tokens, n_tokens, LossSettings()), LossSettings()).sum()
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @kinds
@@ -207,27 +163,6 @@ def test_requested_search_and_beam_are_used(cohort_store: Path, tmp_path: Path, 
         summary = evaluate(run, **options).to_dict()
         assert used == {made} and expected.items() <= summary.items()
         assert "per_greedy" not in summary and ("beam" in summary) == ("beam" in expected)
-
-
-def test_both_heads_resume_exactly(cohort_store: Path, tmp_path: Path):
-    changes = [
-        "encoder.width=16",
-        "transducer={enabled: true, width: 16}",
-        "data.batching.batch_size=4",
-        "train.steps=6",
-        "train.log_every=2",
-        "train.validate_every=6",
-        "train.checkpoint_every=3",
-        "train.keep_checkpoints=9",
-    ]
-    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
-    train("mode-ssm-small", cohort_store, uninterrupted, overrides=changes)
-    shutil.copytree(uninterrupted, resumed, symlinks=True)
-    shutil.rmtree(resumed / "checkpoints" / "step-00000006")
-    train("mode-ssm-small", cohort_store, resumed, overrides=changes, resume=True)
-    last = "checkpoints/last"
-    for name in ("model.safetensors", "training.safetensors"):
-        assert (uninterrupted / last / name).read_bytes() == (resumed / last / name).read_bytes()
 
 
 def test_missing_transducer_head(cohort_store: Path, tmp_path: Path):

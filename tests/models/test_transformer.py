@@ -49,18 +49,6 @@ def test_published_size():
     assert count_parameters(config_of("b2t25-transformer")) == 9_674_985
 
 
-@pytest.mark.parametrize("name", ["b2t24-transformer", "b2t25-transformer", "tiny-transformer"])
-def test_recipes_disable_session_layers(name):
-    recipe = load_recipe(name)
-    assert recipe.encoder.kind == "transformer"
-    assert recipe.optimizer.kind == "adamw"
-    assert not recipe.front_end.session_layer.enabled
-    assert recipe.front_end.session_layer.activation == "none"
-    assert "session layers" in recipe.notes
-    with_layers = load_recipe(name, ["front_end.session_layer.enabled=true"])
-    assert with_layers.front_end.session_layer.enabled
-
-
 @pytest.mark.parametrize(
     ("name", "peak", "epochs"), [("b2t24-transformer", 1e-3, 250), ("b2t25-transformer", 2e-3, 500)]
 )
@@ -126,13 +114,6 @@ def test_equals_the_definition(context, bidirectional):
     torch.testing.assert_close(frames, expected, atol=1e-5, rtol=0)
 
 
-def test_embedding_is_invariant_to_gain_and_offset():
-    """Through the layer norm over the patch, which makes session layers unnecessary."""
-    encoder = make()
-    bins = torch.randn(1, 9, 5)
-    torch.testing.assert_close(encoder.embedding(bins), encoder.embedding(3 * bins + 2), atol=1e-4, rtol=0)
-
-
 def test_streams_frame_by_frame_over_many_contexts():
     encoder = make().eval()
     bins = torch.randn(2, 3 + 2 * 199, 5)
@@ -150,17 +131,6 @@ def test_cache_is_bounded():
     for n_frames, kept in ((1, 1), (5, 5), (6, 6), (7, 6), (300, 6)):
         _, state = encoder.step(encoder.start(1), torch.randn(1, 3 + 2 * (n_frames - 1), 5))
         assert [m.keys.shape for m in state] == [m.values.shape for m in state] == [(1, 4, kept, 4)] * 2
-
-
-def test_cost_of_a_streamed_frame_is_constant():
-    """A frame attends to `context` keys per head and layer, independent of the length of the stream."""
-    encoder = make(context=7)
-    seen = []
-    for n_past in (6, 60, 600):
-        _, state = encoder.step(encoder.start(1), torch.randn(1, 3 + 2 * (n_past - 1), 5))
-        (window,) = encoder.position_bias.windows(state[0].keys.shape[2], 1)
-        seen.append((tuple(window.bias.shape), window.keys.stop - window.keys.start))
-    assert seen == [((1, 4, 1, 7), 7)] * 3
 
 
 def test_long_trials_are_processed_in_windows():
