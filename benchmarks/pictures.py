@@ -102,7 +102,7 @@ def board(_: Path, out: Path) -> None:
     import uvicorn
 
     from arcuate.insight.board import Board, make_app
-    from arcuate.live.clients import Access
+    from arcuate.live.access import Access
 
     sys.path.insert(0, str(TESTS))
     make_run = import_module("support.fabricate_runs").make_run

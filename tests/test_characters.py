@@ -29,8 +29,9 @@ from arcuate.insight.ledger import write_ledger
 from arcuate.insight.report import write_report
 from arcuate.insight.runs import list_runs
 from arcuate.language.lexicon import open_lexicon
-from arcuate.live.config import LiveSettings
+from arcuate.live.options import LiveOptions
 from arcuate.live.server import page_info
+from arcuate.live.session import LiveSession
 from arcuate.models.io import load_model
 from arcuate.run import Run
 
@@ -139,7 +140,9 @@ def test_streaming_decodes_characters(character_run: Path) -> None:
     decoder.push(store.read_bins(trial))
     hypothesis = decoder.finish()
     assert all(0 < token < len(CHARACTERS) for token in hypothesis.tokens)
-    assert page_info(decoder, None, LiveSettings())["unit"] == "character"  # named so on the live page
+    assert (
+        page_info(LiveSession(decoder, LiveOptions(), print), None)["unit"] == "character"
+    )  # named so on the live page
 
 
 def test_a_model_of_another_alphabet_is_rejected(character_run: Path, cohort_store: Path) -> None:

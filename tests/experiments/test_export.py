@@ -24,6 +24,7 @@ from arcuate.exported.file import open_export
 from arcuate.live.bench import bench_live
 from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.load import load_decoder
+from arcuate.live.options import LiveOptions
 from arcuate.models.acoustic import TorchModel
 from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.io import load_model, save_model
@@ -176,10 +177,12 @@ def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, wor
     from arcuate.live.server import page_info
 
     record: dict = {} if words else {"record": tmp_path / "record", "record_session": "t15.2023.08.11"}
-    options = DecoderOptions(lm="default" if words else "none", data=folder / "store")
-    server = prepare_server(folder / "model.arcx", port=0, speed=64.0, options=options, **record)
+    words_by = "default" if words else "none"
+    options = LiveOptions(lm=words_by, data=folder / "store", port=0, speed=64.0, **record)
+    server = prepare_server(folder / "model.arcx", options)
+    server.listener.close()
     live = server.live
-    assert page_info(live.session.decoder, None, live.settings)["n_words"] == (87 if words else 0)
+    assert page_info(live.session, None)["n_words"] == (87 if words else 0)
     finals: list[dict] = []
     done = threading.Event()
 
@@ -202,7 +205,7 @@ def test_the_live_server_decodes_with_the_file(folder: Path, tmp_path: Path, wor
         assert finals[0]["text"] == expected["text"]
         assert len(finals[0]["words"]) == len(finals[0]["confidences"]) > 0
     else:
-        assert finals[0]["words"] == [CLASSES[token] for token in expected["tokens"]]
+        assert finals[0]["tokens"] == [CLASSES[token] for token in expected["tokens"]]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from arcuate.insight import board as board_module
 from arcuate.insight.board import Board, make_app, prepare_board
 from arcuate.insight.report import write_report
 from arcuate.live import web
-from arcuate.live.clients import Access, bind, port_of
+from arcuate.live.access import Access, bind, port_of
 from support.browser import find_chromium, launched, opened
 from support.fabricate_runs import make_run
 from support.forking import start

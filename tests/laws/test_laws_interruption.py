@@ -18,8 +18,8 @@ from arcuate.data.store import Store
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.load import load
 from arcuate.experiments.train import train
-from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.input import Chunk, End, Mark
+from arcuate.live.options import LiveOptions
 from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
 from arcuate.training.callbacks import Callback, Stop
@@ -100,7 +100,6 @@ def test_a_run_resumed_after_any_step(cohort_store, references, kind, stops):
 # --- live sentences ------------------------------------------------------------------------------------------------
 
 SEARCH = small_search()
-BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 HEADS = {
     "words": lambda: decoder_of(small_model(), SEARCH),
     "phonemes": lambda: decoder_of(small_model(seed=1)),
@@ -115,10 +114,10 @@ def record_and_die(head: str, folder: Path, items: list[Any], published: int) ->
 
     def publish(event: Any) -> None:
         if isinstance(event, dict) and event["type"] == "final":
-            os.write(published, json.dumps([event["trial"], event["text"]]).encode() + b"\n")
+            os.write(published, json.dumps([event["trial"], event["text"], event["tokens"]]).encode() + b"\n")
 
     recorder = Recorder(folder, 6)
-    session = LiveSession(decoders(head).stream(), BY_TRIAL, publish, recorder)
+    session = LiveSession(decoders(head).stream(), LiveOptions(), publish, recorder)
     for item in items:
         session._process(0.0, item)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -155,7 +154,7 @@ def test_a_live_session_killed_at_any_bin(head, sizes, chunk, moment):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         context = f"{head}, sentences of {sizes} bins in chunks of {chunk}, killed after item {until} of {len(items)}"
         again = Recorder(folder, 6)
-        assert [[f["trial"], f["text"]] for f in again.finals] == published, context
+        assert [[f["trial"], f["text"], f["tokens"]] for f in again.finals] == published, context
         everything = np.concatenate(list(sent.values()))
         recorded = np.fromfile(folder / "bins.f32", "<f4").reshape(-1, 6)
         assert recorded.tobytes() == everything[: len(recorded)].tobytes(), context
@@ -168,7 +167,7 @@ def test_a_live_session_killed_at_any_bin(head, sizes, chunk, moment):
 def _check_replay(decoder: Decoder, folder: Path, published: list, sent: dict[str, np.ndarray], context: str) -> None:
     store = Store.open(folder / "store")
     assert len(store.trials) == len(published), context
-    for info, (trial, text) in zip(store.trials, published, strict=True):
+    for info, (trial, text, tokens) in zip(store.trials, published, strict=True):
         replayed, whole = decoder.stream("day1"), decoder.stream("day1")
         for row in store.read_bins(info):
             replayed.push(row)
@@ -177,4 +176,4 @@ def _check_replay(decoder: Decoder, folder: Path, published: list, sent: dict[st
         patch = decoder.model.model.config.settings.front_end.patch
         assert_same_frames("killed", *frames, patch, context=f"{trial}, {context}")
         found = replayed.finish()
-        assert " ".join(found.words or found.phonemes) == text, f"{trial}, {context}"
+        assert (found.text or "", found.phonemes) == (text, tokens), f"{trial}, {context}"

@@ -18,12 +18,10 @@ from arcuate.evaluation.adapted import AdaptedSession, adapt_sessions, recording
 from arcuate.experiments.recipe import run_recipe
 from arcuate.live import adaptation as stream_adaptation
 from arcuate.live.adaptation import MAX_QUEUED, StreamAdapter, make_setup
-from arcuate.live.config import Endpoints, LiveSettings, Start
 from arcuate.live.endpointing import Endpointer
-from arcuate.live.input import Chunk, Command, End
+from arcuate.live.input import Command, Mark
 from arcuate.live.load import load_decoder
-from arcuate.live.recorder import Recorder
-from arcuate.live.session import LiveSession
+from arcuate.live.options import LiveOptions
 from arcuate.live.sources.replay import ReplayTrials
 from arcuate.models.acoustic import TorchModel
 from arcuate.models.io import load_model
@@ -33,10 +31,8 @@ from arcuate.run import Run, find_checkpoint
 from support.cli import assert_refused, one_object
 from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, SAME, SECOND
-from support.live_parts import decoder_of, small_search
-from support.live_sources import wait_for
+from support.live_parts import SEARCH, SessionRunner, adapting_decoder, bins, decoder_of, marked, small_search, wait_for
 
-SEARCH = small_search()
 NEAR_TIE = 1e-3  # nats
 N_TRIALS = 6
 
@@ -212,6 +208,19 @@ def test_a_failed_update_is_reported_and_decoding_continues(new_days: Path, monk
     assert decoder.adaptation.state == "adapting"
 
 
+def test_an_update_that_fails_unexpectedly_turns_adaptation_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(stream_adaptation, "adapt_to_sentence", fail)
+    adapting = adapting_decoder()
+    adapting.push(bins(60))
+    adapting.finish()
+    adapting.wait_for_adaptation()
+    wait_for(lambda: adapting.adaptation.state == "off", 20)
+    assert "failed unexpectedly (ValueError)" in adapting.adaptation.reason and adapting.adaptation.n_queued == 0
+
+
 # --- reset ---------------------------------------------------------------------------------------
 
 
@@ -295,14 +304,13 @@ def test_valid_session_names(new_days: Path) -> None:
 
 
 def test_only_complete_sentences_of_an_open_session_cause_updates(new_days: Path) -> None:
-    settings = LiveSettings(endpoints=Endpoints(enabled=False), start=Start(closed=True, phrase="open sesame"))
     decoder, source = streaming(new_days, search=None), prepared(new_days)
-    endpointer = Endpointer(decoder, settings, lambda event: None)
+    endpointer = Endpointer(decoder, LiveOptions(phrase="open sesame"), lambda event: None)
     trials = trials_of(new_days, n=4)
 
-    def push(trial: TrialInfo, cut: bool = False) -> int:
-        endpointer.start_trial(source.mark(trial))
-        endpointer.push(source.store.read_bins(trial))
+    def push(info: TrialInfo, cut: bool = False) -> int:
+        endpointer.start_trial(Mark(info.id, info.session))
+        endpointer.push(source.store.read_bins(info))
         endpointer.end(cut)
         decoder.wait_for_adaptation()
         return decoder.adaptation.n_sentences
@@ -316,18 +324,11 @@ def test_only_complete_sentences_of_an_open_session_cause_updates(new_days: Path
 
 def test_a_session_publishes_the_status_of_adaptation(new_days: Path, tmp_path: Path) -> None:
     decoder, source = streaming(new_days, search=None), prepared(new_days)
-    events: list = []
-    recorder = Recorder(tmp_path / "rec", decoder.n_channels)
-    session = LiveSession(decoder, LiveSettings(endpoints=Endpoints(enabled=False)), events.append, recorder)
-    session.start()
-
-    def statuses() -> list[dict]:
-        return [e for e in list(events) if isinstance(e, dict) and e["type"] == "adaptation"]
-
-    for n, trial in enumerate(trials_of(new_days, n=2), start=1):
-        session.put(source.mark(trial))
-        session.put(Chunk(source.store.read_bins(trial)))
-        session.put(End())
+    runner = SessionRunner(decoder, record=tmp_path / "rec").start()
+    session, statuses = runner.session, lambda: runner.events_of("adaptation")
+    for n, info in enumerate(trials_of(new_days, n=2), start=1):
+        for item in marked(info.id, source.store.read_bins(info), session=info.session):
+            session.put(item)
         wait_for(lambda n=n: any(e["n_sentences"] == n and not e["n_queued"] for e in statuses()))
     session.put(Command("reset_adaptation"))
     wait_for(lambda: statuses()[-1]["n_steps"] == 0)

@@ -23,15 +23,24 @@ from arcuate.errors import UserError
 from arcuate.evaluation.causal import load_causal
 from arcuate.live.input import Mark
 from arcuate.live.load import CausalRescorer, load_decoder
+from arcuate.live.options import LiveOptions
 from arcuate.models.io import save_model
 from arcuate.models.layout import Frames
 from support.command import arcuate
 from support.forking import start
-from support.live_parts import bins, options_of, small_decoder, small_model, small_search, write_words
-from support.live_sources import SessionRunner, wait_for
+from support.live_parts import (
+    SEARCH,
+    SessionRunner,
+    bins,
+    options_of,
+    serving,
+    small_decoder,
+    small_model,
+    wait_for,
+    write_words,
+)
 
 ROOT = Path(__file__).parents[2]
-SEARCH = small_search()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +109,12 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
         (["live", "nowhere"], "no run folder nowhere"),
         (["live", "MODEL", "--source", "telepathy"], "choose replay, socket, lsl"),
         (["live", "MODEL", "--source", "redis-logits", "--lm", "none"], "needs a language model"),
-        (["live", "MODEL", "--settings", "SETTINGS"], "endpoints.silence_s"),
+        (["live", "MODEL", "--source", "socket", "--continuous"], "applies to stored trials"),
+        pytest.param(
+            ["live", "MODEL", "--source", "lsl:foo", "--lm", "none"],
+            "no LSL stream named 'foo'",
+            marks=pytest.mark.thorough,  # waits for it
+        ),
         (["live", "MODEL", "--record", "OTHER"], "is not a recording"),
         (["live", "MODEL", "--record", "FILE/rec"], "cannot be written"),
         (["live", "MODEL", "--record-session", "t15.2023.09.12"], "requires --record"),
@@ -108,13 +122,15 @@ def test_bench_prints_one_object(parts: dict[str, Path]) -> None:
         (["bench", "live", "MODEL", "--seconds", "2", "--lm", "none"], "give a store with --data"),
     ],
 )
-def test_invalid_options_exit_2_with_one_sentence(parts, tmp_path: Path, arguments: list[str], words: str) -> None:
-    settings = tmp_path / "live.yaml"
-    settings.write_text("endpoints: {silence_s: -3}")
-    known = {"MODEL": str(parts["model"]), "SETTINGS": str(settings), "OTHER": str(tmp_path)}
-    known["FILE/rec"] = str(settings / "rec")
+def test_invalid_options_exit_2_with_one_sentence(
+    parts, tmp_path: Path, request, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    known = {"MODEL": str(parts["model"]), "FILE/rec": str(tmp_path / "file" / "rec"), "OTHER": str(tmp_path)}
     if "--redis" in arguments:
         pytest.importorskip("redis", reason="the extra redis is not installed")
+    if "lsl:foo" in arguments:
+        request.getfixturevalue("lsl")
     done = arcuate(*(known.get(a, a) for a in arguments))
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
@@ -172,42 +188,35 @@ def test_port_0_takes_a_free_port_and_prints_it(parts: dict[str, Path]) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     from arcuate.live.serve import prepare_server
 
-    options = options_of(parts)
-    server = prepare_server(parts["model"], source="socket", port=0, token="to-view-it", options=options)
+    options = live_options(parts, source="socket", port=0)
+    server = prepare_server(parts["model"], options, token="to-view-it")
     with server.listener:
         assert server.port > 0 and server.url == f"http://localhost:{server.port}/?token=to-view-it"
         assert server.send_url.startswith(f"ws://localhost:{server.port}/frames?token=")
         assert server.live.access.send_token in server.send_url
         with pytest.raises(UserError, match="choose another --port"):  # taken from now on
-            prepare_server(parts["model"], source="socket", port=server.port, options=options)
+            prepare_server(parts["model"], options.model_copy(update={"port": server.port}))
 
 
 def test_a_replay_is_normalised_as_the_bins_of_a_rig(parts: dict[str, Path]) -> None:
     """The same trial sent by a rig and replayed gives the same log-probabilities, unlike offline statistics."""
     from arcuate.live.serve import prepare_server
 
-    options = options_of(parts, data=parts["store"])
-    store = Store.open(parts["store"])
+    store, decoded = Store.open(parts["store"]), []
     trial = next(t for t in store.trials if t.split == "val")
-    rig = Mark(trial.id, trial.session)  # as a rig sends it
-    decoded = []
-    for source, stored in (("socket", False), ("replay", False), ("replay", True)):
-        server = prepare_server(parts["model"], source=source, port=0, stored_statistics=stored, options=options)
+    for source in ("socket", "replay"):
+        server = prepare_server(parts["model"], live_options(parts, source=source, port=0, data=parts["store"]))
         server.listener.close()
-        decoder = server.live.decoder
-        mark = rig if source == "socket" else server.live.source.trials.mark(trial)
-        decoder.reset(mark.session, mark.statistics)
+        decoder = server.live.session.decoder
+        decoder.reset(trial.session)
         decoded.append(decoder.push(store.read_bins(trial)).log_probs)
     np.testing.assert_array_equal(decoded[0], decoded[1])
-    assert np.abs(decoded[1] - decoded[2]).max() > 1e-3
+    decoder.reset(trial.session, store.block_statistics(trial))
+    assert np.abs(decoded[1] - decoder.push(store.read_bins(trial)).log_probs).max() > 1e-3
 
 
-@pytest.mark.parametrize("option", ["stored_statistics", "continuous"])
-def test_options_of_a_replay_are_refused_for_a_rig(parts: dict[str, Path], option: str) -> None:
-    from arcuate.live.serve import prepare_server
-
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} applies to stored trials"):
-        prepare_server(parts["model"], source="socket", port=0, **{option: True})
+def live_options(parts: dict[str, Path], **options: object) -> LiveOptions:
+    return LiveOptions(**options_of(parts).model_dump() | options)
 
 
 def test_help_needs_no_torch() -> None:
@@ -271,7 +280,7 @@ def expected_bins(store_path: Path) -> int:
 
 
 def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     runner = runner_for(cohort_store)
     source = RedisBins(redis_url, runner.session.decoder.n_channels, runner.session.put, print)
@@ -284,7 +293,7 @@ def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
 
 
 def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
-    from arcuate.live.sources.streams import LslBins
+    from arcuate.live.sources.lsl import LslBins
 
     runner, name = runner_for(cohort_store), f"arcuate-docs-{os.getpid()}"
     thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))
@@ -300,14 +309,14 @@ def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
 def test_the_websocket_example_runs(cohort_store: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     pytest.importorskip("websockets", reason="the extra live is not installed")
-    from support.live_serving import decoder, serving
-
     store = Store.open(cohort_store)
-    with serving(decoder(store.n_channels, store.sessions)) as served:
+    with serving(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions)) as served:
         run(example("websockets", STORE=str(cohort_store), URL=served.url("/frames"))).join(300)
         wait_for(lambda: json.loads(served.get("/healthz")[1])["sentences"] == 1)
 
 
 def runner_for(store_path: Path) -> SessionRunner:
     store = Store.open(store_path)
-    return SessionRunner(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions))
+    runner = SessionRunner(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions)).start()
+    runner.session.put(Mark())
+    return runner

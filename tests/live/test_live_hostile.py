@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import stat
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,16 +22,13 @@ websockets = pytest.importorskip("websockets", reason="the extra live is not ins
 
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.live import adaptation, server, web
-from arcuate.live import session as session_module
-from arcuate.live.clients import Access, make_access
+from arcuate.live.access import Access, make_access
 from arcuate.live.input import Chunk, End, Mark, Source
 from arcuate.live.recorder import Recorder, make_store
-from arcuate.live.session import LiveSession
-from arcuate.live.sources.socket import pack_bins
-from support.live_parts import bins, small_decoder
-from support.live_serving import BY_TRIAL, SEARCH, Served, decoder, replaying, serving
-from support.live_sources import wait_for
+from arcuate.live.session import QUEUE_SIZE
+from arcuate.live.sources.socket import pack_bins, parse_command
+from arcuate.live.viewers import encode_posteriors
+from support.live_parts import SEARCH, Served, SessionRunner, bins, marked, replaying, serving, small_decoder, wait_for
 
 
 async def next_event(ws, kind: str, seconds: float = 180.0) -> dict:
@@ -47,7 +45,7 @@ async def next_event(ws, kind: str, seconds: float = 180.0) -> dict:
 @pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\x1b[2J", "x" * 2001])
 @pytest.mark.parametrize("key", ["trial", "reference"])
 def test_a_mark_with_an_invalid_text_is_rejected_and_decoding_continues(tmp_path: Path, text: str, key: str) -> None:
-    with serving(decoder(), record=tmp_path / "rec") as served:
+    with serving(record=tmp_path / "rec") as served:
 
         async def go() -> tuple[str, dict]:
             url = served.url("/events")
@@ -66,15 +64,9 @@ def test_a_mark_with_an_invalid_text_is_rejected_and_decoding_continues(tmp_path
 
 
 def test_a_recording_with_an_invalid_reference_still_becomes_a_store(tmp_path: Path) -> None:
-    """Earlier versions recorded such texts."""
-    events: list = []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, Recorder(tmp_path / "rec", 6))
-    session.start()
-    for k, text in enumerate(["a\x00b \ud800", "Fine."]):
-        for item in (Mark(f"t{k}", "day1", text), Chunk(bins(80, seed=k)), End()):
-            session.put(item)
-    session.stop()
-    assert session.error is None
+    """A source of one's own may send such texts."""
+    items = [*marked("t0", bins(80), "a\x00b \ud800"), *marked("t1", bins(80, seed=1), "Fine.")]
+    assert SessionRunner(record=tmp_path / "rec").run(items).session.error is None
     assert [t.text for t in Store.open(tmp_path / "rec" / "store").trials] == ["a\\x00b \\ud800", "Fine."]
 
 
@@ -108,13 +100,13 @@ def connect_status(served: Served, path: str) -> int:
 
 
 def test_viewers_cannot_send_and_senders_cannot_view() -> None:
-    with serving(decoder(), access=Access("0.0.0.0", "to-view-1", "to-send-1")) as served:
+    with serving(access=Access("0.0.0.0", "to-view-1", "to-send-1")) as served:
         assert connect_status(served, "/frames?token=to-view-1") == 403
         assert connect_status(served, "/events?token=to-send-1") == 403
         assert connect_status(served, "/frames?token=to-send-1") == 0
         assert connect_status(served, "/events?token=to-view-1") == 0
         assert served.get("/info?token=to-send-1")[0] == 401
-    with serving(decoder(), access=Access("0.0.0.0", "to-view-1")) as served:
+    with serving(access=Access("0.0.0.0", "to-view-1")) as served:
         assert connect_status(served, "/frames?token=to-view-1") == 403 and connect_status(served, "/frames") == 403
 
 
@@ -141,7 +133,7 @@ def test_tokens_that_no_address_can_hold_are_rejected(token: str) -> None:
 
 @pytest.mark.parametrize("given", ["%D0%BF%D0%B0", "%ED%A0%80", "%00", "é"])
 def test_strange_tokens_of_clients_are_401(given: str) -> None:
-    with serving(decoder(), access=Access("0.0.0.0", "to-view-1", "to-send-1")) as served:
+    with serving(access=Access("0.0.0.0", "to-view-1", "to-send-1")) as served:
         for request in (f"/?token={given}", "/"):
             status = raw_status(served, f"GET {request} HTTP/1.1\r\nHost: x\r\nCookie: arcuate_token={given}\r\n\r\n")
             assert status in (400, 401)
@@ -155,7 +147,7 @@ def raw_status(served: Served, request: str) -> int:
 
 def test_a_viewer_that_cannot_be_sent_a_message_is_disconnected() -> None:
     """A page that receives nothing more must notice it: it connects again."""
-    with serving(decoder()) as served:
+    with serving() as served:
 
         async def go() -> None:
             async with websockets.connect(served.url("/events")) as events:
@@ -170,7 +162,7 @@ def test_a_viewer_that_cannot_be_sent_a_message_is_disconnected() -> None:
 
 
 def test_a_viewer_that_sends_bytes_is_answered() -> None:
-    with serving(decoder()) as served:
+    with serving() as served:
 
         async def go() -> str:
             async with websockets.connect(served.url("/events")) as events:
@@ -180,7 +172,35 @@ def test_a_viewer_that_sends_bytes_is_answered() -> None:
         assert "JSON object" in asyncio.run(go())
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"type": 3}', "[" * 5000, "\x00", '"open"'])
+def test_malformed_commands_are_rejected(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_command(text)
+
+
+def test_an_aborted_viewer_leaves_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    """Many messages written to a lost connection printed "socket.send() raised exception."."""
+    key = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    asked = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + key + b"\r\n"
+    with serving() as served:
+        broadcaster, image = served.live.broadcaster, encode_posteriors(np.zeros((1, 41)), 1, 1)
+        for _ in range(3):
+            client = socket.create_connection(("127.0.0.1", served.port), timeout=20)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+            client.sendall(asked)
+            wait_for(lambda: len(broadcaster.viewers) == 1)
+            client.close()
+            broadcaster.loop.call_soon_threadsafe(lambda: [broadcaster.publish(image) for _ in range(200)])
+            wait_for(lambda: not broadcaster.viewers)
+    assert not [record.message for record in caplog.records if record.name == "asyncio"]
+
+
 # --- connections ------------------------------------------------------------------------------------------
+
+
+def connected(served: Served, timeout_s: float = 20.0) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.port), timeout=timeout_s)
+
 
 HALF_REQUESTS = {
     "no byte": b"",
@@ -193,19 +213,23 @@ HALF_REQUESTS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sent", HALF_REQUESTS.values(), ids=HALF_REQUESTS)
-def test_half_open_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(web, "_REQUEST_S", 0.5)
-    with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=20) as client:
+def test_half_open_requests_time_out(sent: bytes) -> None:
+    with (
+        serving(config={"request_s": 0.5}) as served,
+        socket.create_connection(("127.0.0.1", served.port), timeout=20) as client,
+    ):
         client.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             while client.recv(4096):  # raises TimeoutError if the connection is kept
                 pass
 
 
-def test_a_request_that_arrives_byte_by_byte_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_arrives_byte_by_byte_times_out() -> None:
     """The time limit is of the request, not of the pause between two bytes."""
-    monkeypatch.setattr(web, "_REQUEST_S", 0.5)
-    with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=0.1) as client:
+    with (
+        serving(config={"request_s": 0.5}) as served,
+        socket.create_connection(("127.0.0.1", served.port), timeout=0.1) as client,
+    ):
         client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
         with pytest.raises(OSError, match=r"reset|Broken pipe|closed"):  # noqa: PT012 - one byte at a time
             for _ in range(200):
@@ -215,9 +239,8 @@ def test_a_request_that_arrives_byte_by_byte_times_out(monkeypatch: pytest.Monke
                         raise ConnectionError("closed")
 
 
-def test_connections_in_use_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_REQUEST_S", 0.2)
-    with serving(decoder()) as served:
+def test_connections_in_use_are_kept() -> None:
+    with serving(config={"request_s": 0.2}) as served:
 
         async def go() -> str:
             async with websockets.connect(served.url("/events")) as events:
@@ -229,11 +252,13 @@ def test_connections_in_use_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "JSON object" in asyncio.run(go())
 
 
-def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_PING_S", 0.2)
+def test_a_client_that_answers_no_ping_is_disconnected() -> None:
     key = b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
     asked = b"GET /frames HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + key + b"\r\n"
-    with serving(decoder()) as served, socket.create_connection(("127.0.0.1", served.port), timeout=20) as client:
+    with (
+        serving(config={"ping_s": 0.2}) as served,
+        socket.create_connection(("127.0.0.1", served.port), timeout=20) as client,
+    ):
         client.sendall(asked)
         assert client.recv(4096).startswith(b"HTTP/1.1 101")
         with contextlib.suppress(ConnectionResetError):
@@ -241,10 +266,9 @@ def test_a_client_that_answers_no_ping_is_disconnected(monkeypatch: pytest.Monke
                 pass
 
 
-def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_MORE_CONNECTIONS", 4)
-    n_allowed = BY_TRIAL.limits.viewers + 4
-    with serving(decoder()) as served, contextlib.ExitStack() as stack:
+def test_connections_are_limited() -> None:
+    n_allowed = 12 + 4
+    with serving(config={"more_connections": 4}) as served, contextlib.ExitStack() as stack:
 
         def connect() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=20))
@@ -270,7 +294,7 @@ class BrokenSource(Source):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [UserError("the rig is on fire"), OSError(5, "lost"), ValueError("a defect")])
 def test_a_source_that_dies_makes_health_fail(error: Exception) -> None:
-    with serving(decoder(), source=lambda _: BrokenSource(error)) as served:
+    with serving(make_source=lambda _: BrokenSource(error)) as served:
         wait_for(lambda: served.get("/healthz")[0] == 503)
         health = json.loads(served.get("/healthz")[1])
         expected = "unexpectedly" if isinstance(error, ValueError) else str(error)
@@ -285,17 +309,15 @@ def test_a_source_that_dies_makes_health_fail(error: Exception) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_decoding_thread_that_dies_makes_health_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(decoder()) as served:
-        monkeypatch.setattr(served.live.session._endpointer, "push", lambda _: 1 / 0)
-        served.live.session.put(Chunk(bins(2)))
+def test_a_decoding_thread_that_dies_makes_health_fail() -> None:
+    with serving() as served:
+        served.live.session.put(End(on_done=lambda: 1 / 0))
         wait_for(lambda: served.get("/healthz")[0] == 503)
         assert "decoding stopped unexpectedly" in json.loads(served.get("/healthz")[1])["error"]
 
 
-def test_a_decoding_thread_that_is_stuck_makes_health_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_STALLED_S", 0.05, raising=False)
-    with serving(decoder()) as served:
+def test_a_decoding_thread_that_is_stuck_makes_health_fail() -> None:
+    with serving(stalled_s=0.05) as served:
         release = threading.Event()
         served.live.session.put(End(on_done=lambda: release.wait(60)))
         try:
@@ -306,15 +328,14 @@ def test_a_decoding_thread_that_is_stuck_makes_health_fail(monkeypatch: pytest.M
         wait_for(lambda: served.get("/healthz")[0] == 200)
 
 
-def test_bins_that_a_stuck_decoder_has_no_room_for_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_QUEUE_SIZE", 4)
-    with serving(decoder()) as served:
+def test_bins_that_a_stuck_decoder_has_no_room_for_are_rejected() -> None:
+    with serving() as served:
         release = threading.Event()
         served.live.session.put(End(on_done=lambda: release.wait(60)))
 
         async def go() -> str:
             async with websockets.connect(served.url("/frames")) as frames:
-                for k in range(8):
+                for k in range(QUEUE_SIZE + 8):
                     await frames.send(pack_bins(bins(1), first=k))
                 return (await next_event(frames, "rejected"))["message"]
 
@@ -324,24 +345,10 @@ def test_bins_that_a_stuck_decoder_has_no_room_for_are_rejected(monkeypatch: pyt
             release.set()
 
 
-def test_an_update_that_fails_unexpectedly_turns_adaptation_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("a defect")
-
-    monkeypatch.setattr(adaptation, "adapt_to_sentence", fail)
-    adapting = decoder(adapt=True)
-    adapting.push(bins(60))
-    adapting.finish()
-    adapting.wait_for_adaptation()
-    wait_for(lambda: adapting.adaptation.state == "off", 20)
-    assert "failed unexpectedly (ValueError)" in adapting.adaptation.reason and adapting.adaptation.n_queued == 0
-
-
 def test_a_stopped_server_drops_what_it_has_no_time_to_decode(tmp_path: Path) -> None:
     """The sentence in progress is kept, and the loss is reported."""
-    events: list = []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, Recorder(tmp_path / "rec", 6))
-    started = threading.Event()
+    runner = SessionRunner(record=tmp_path / "rec")
+    session, started = runner.session, threading.Event()
     release = threading.Event()
 
     def block() -> None:
@@ -349,15 +356,16 @@ def test_a_stopped_server_drops_what_it_has_no_time_to_decode(tmp_path: Path) ->
         release.wait(60)
 
     session.start()
-    session.put(Chunk(bins(80)))
-    session.put(End(on_done=block))
+    for item in (Mark(), Chunk(bins(80)), End(on_done=block)):
+        session.put(item)
     assert started.wait(60)
     for _ in range(100):
         session.put(Chunk(bins(1)))
     threading.Timer(0.3, release.set).start()
     session.stop(drain_s=0.0)
-    faults = [e["message"] for e in events if isinstance(e, dict) and e["type"] == "fault"]
-    assert faults == ["100 queued messages were not decoded because the server stopped"]
+    assert [e["message"] for e in runner.events_of("fault")] == [
+        "100 queued messages were not decoded because the server stopped"
+    ]
     assert [t.n_bins for t in Store.open(tmp_path / "rec" / "store").trials] == [80]
 
 
@@ -377,50 +385,37 @@ def file_size_limit(n_bytes: int) -> Iterator[None]:
 
 def test_a_disk_that_is_full_in_the_middle_of_a_bin_keeps_the_sentences(tmp_path: Path) -> None:
     """After the last complete bin there is a part of one."""
-    events: list = []
-    recorder = Recorder(tmp_path / "rec", 250)
-    session = LiveSession(small_decoder(SEARCH, n_channels=250), BY_TRIAL, events.append, recorder)
-    for item in (Mark("a", "day1", "Hello."), Chunk(bins(80, 250)), End()):
+    runner = SessionRunner(small_decoder(SEARCH, n_channels=250), record=tmp_path / "rec")
+    session, recorder = runner.session, runner.session.recorder
+    for item in marked("a", bins(80, 250), "Hello."):
         session._process(0.0, item)
     with file_size_limit(600_007):
-        session.start()
-        for item in (Mark("b", "day1", "Again."), Chunk(bins(600, 250)), End()):
-            session.put(item)
-        session.stop()
+        runner.run(marked("b", bins(600, 250), "Again."))
     assert (tmp_path / "rec" / "bins.f32").stat().st_size % 1000 == 7
     assert session.error is None and "File too large" in (recorder.error or "")
-    assert [e["on"] for e in events if isinstance(e, dict) and e["type"] == "recording"] == [True, False]
+    assert [e["on"] for e in runner.events_of("recording")] == [True, False]
     (info,) = Store.open(tmp_path / "rec" / "store").trials
     assert info.text == "Hello."
 
 
 def test_a_disk_without_room_for_the_store_keeps_the_sentences(tmp_path: Path) -> None:
     """The message names what to do, and it works."""
-    events: list = []
-    session = LiveSession(
-        small_decoder(SEARCH, n_channels=250), BY_TRIAL, events.append, Recorder(tmp_path / "rec", 250)
-    )
-    for item in (Mark("a", "day1", "Hello."), Chunk(bins(80, 250)), End()):
+    session = SessionRunner(small_decoder(SEARCH, n_channels=250), record=tmp_path / "rec").session
+    for item in marked("a", bins(80, 250), "Hello."):
         session._process(0.0, item)
     session.start()
     with file_size_limit(20_000):
         session.stop()
     assert session.error is not None and "the sentences are in" in session.error
     assert f"start and stop arcuate live with --record {tmp_path / 'rec'} again" in session.error
-    again = LiveSession(small_decoder(SEARCH, n_channels=250), BY_TRIAL, events.append, Recorder(tmp_path / "rec", 250))
-    again.start()
-    again.stop()
+    SessionRunner(small_decoder(SEARCH, n_channels=250), record=tmp_path / "rec").run([])
     assert [t.text for t in Store.open(tmp_path / "rec" / "store").trials] == ["Hello."]
 
 
 def test_recordings_are_private(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, Recorder(tmp_path / "new" / "rec", 6))
-        session.start()
-        for item in (Mark("a", "day1", "Hello."), Chunk(bins(80)), End()):
-            session.put(item)
-        session.stop()
+        SessionRunner(record=tmp_path / "new" / "rec").run(marked("a", bins(80), "Hello."))
     finally:
         os.umask(before)
     found = {p: stat.S_IMODE(p.stat().st_mode) for p in [tmp_path / "new" / "rec", *(tmp_path / "new").rglob("*")]}

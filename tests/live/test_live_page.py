@@ -19,11 +19,9 @@ if CHROMIUM is None:
     pytest.skip("no chromium on this machine (Debian: apt-get install chromium)", allow_module_level=True)
 
 from arcuate.evaluation.floor import FloorRates
-from arcuate.live import images
+from arcuate.live import viewers
 from arcuate.live.input import Chunk, End, Mark
-from support.live_parts import bins
-from support.live_serving import Served, decoder, replaying, serving
-from support.live_sources import wait_for
+from support.live_parts import Served, adapting_decoder, bins, replaying, serving, wait_for
 
 pytestmark = pytest.mark.thorough
 
@@ -179,7 +177,7 @@ def test_a_page_opened_later_shows_the_last_seconds(browser, served: Served) -> 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_page_says_that_decoding_has_failed(browser) -> None:
-    with serving(decoder()) as served:
+    with serving() as served:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)
         page.goto(f"http://127.0.0.1:{served.port}/")
@@ -199,10 +197,10 @@ def test_panels_have_colour_scales(page) -> None:
     bars = page.eval_on_selector_all(".scale i", "bars => bars.map((bar) => getComputedStyle(bar).backgroundImage)")
     assert len(bars) == page.locator("figure.panel").count() > 1 and all("linear-gradient(" in bar for bar in bars)
     assert len(set(bars)) == len(bars)
-    script = (Path(images.__file__).parent / "page" / "live.js").read_text("utf-8")
+    script = (Path(viewers.__file__).parent / "page" / "live.js").read_text("utf-8")
     grey = re.search(r"GREY_PER_SD = (\d+), GREY_MEAN = (\d+);", script)
-    assert grey is not None and float(grey[1]) == images._GREY_PER_SD
-    level = images.RasterEncoder(1).encode(np.zeros((1, 1)))[-1]
+    assert grey is not None and float(grey[1]) == viewers._GREY_PER_SD
+    level = viewers.RasterEncoder(1).encode(np.zeros((1, 1)))[-1]
     assert level == int(grey[2])
 
 
@@ -334,7 +332,7 @@ def test_keys_pause_speed_and_close(page) -> None:
 
 
 def test_the_page_shows_the_status_of_adaptation(browser) -> None:
-    adapting = decoder(adapt=True)
+    adapting = adapting_decoder()
     with serving(adapting) as served:
         page = browser.new_page()
         page.set_default_timeout(PATIENT_MS)
@@ -351,7 +349,7 @@ def test_the_page_shows_the_status_of_adaptation(browser) -> None:
         for state, text in (("fell back", "fell back to the unadapted model"), ("off", "adaptation off")):
             served.live.broadcaster.publish({**now, "state": state, "reason": "a <b>reason</b>"})
             page.wait_for_selector(f"#adaptation:text-is('{text}')")
-            assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; one-step")
+            assert page.get_attribute("#adaptation", "title").startswith("a <b>reason</b>; started with")
         page.close()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,14 @@ import pytest
 from arcuate import StreamingDecoder, plugins
 from arcuate.data.store import Store
 from arcuate.decoding.options import SearchOptions
-from arcuate.live.config import Endpoints, LiveSettings
 from arcuate.live.input import End, Mark
+from arcuate.live.options import LiveOptions
 from arcuate.models.io import save_model
 from support.command import arcuate
-from support.live_parts import bins, options_of, small_model, write_words
-from support.live_sources import wait_for
+from support.live_parts import bins, options_of, small_model, wait_for, write_words
 from support.workspace import RIG
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-encoder.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "udp_source.py"
 INVALID = """
 from arcuate.live.input import Source
 
@@ -93,10 +91,10 @@ def test_bins_of_a_source_named_by_its_import_path_are_decoded_and_recorded(part
 
 
 def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> None:
-    """The example of the page, registered by the metadata of a package, receives packets and they become text."""
+    """The example, registered by the metadata of a package, receives packets and they become text."""
     from arcuate.live.serve import prepare_server
 
-    (example,) = re.findall(r"```python\n# mylab/live\.py\n(import socket\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    example = EXAMPLE.read_text("utf-8")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -107,8 +105,7 @@ def test_the_documented_source_works_as_an_installed_one(parts, lab: Path) -> No
     (metadata / "entry_points.txt").write_text("[arcuate.live_sources]\nudp = udp_of_a_lab:Udp\n", "utf-8")
     assert "udp" in plugins.component_names("live_sources")
     options = options_of(parts)
-    by_trial = LiveSettings(endpoints=Endpoints(enabled=False))
-    server = prepare_server(parts["model"], source="udp", port=0, settings=by_trial, options=options)
+    server = prepare_server(parts["model"], LiveOptions(**options.model_dump(), source="udp", port=0))
     server.listener.close()
     session, source, events = server.live.session, server.live.source, []
     session.subscribers.append(events.append)

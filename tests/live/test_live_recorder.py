@@ -12,31 +12,22 @@ from arcuate.adaptation.calibration import split_session
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.live import recorder
-from arcuate.live.config import Endpoints, LiveSettings
-from arcuate.live.input import Chunk, End, Mark
+from arcuate.live.input import Chunk, Mark
 from arcuate.live.recorder import Recorder, make_store
-from arcuate.live.session import LiveSession
 from arcuate.live.sources.replay import Replay, select_trials
 from arcuate.models.config import Patch
-from support.live_parts import bins, small_decoder, small_search
+from support.live_parts import SessionRunner, bins, marked
 
-SEARCH = small_search()
-BY_TRIAL = LiveSettings(endpoints=Endpoints(enabled=False))
 SENTENCES = [("one", "day1", "The cat sat."), ("two", "day1", None), ("three", "day2", "Down there.")]
 
 
 def record(folder: Path, sentences: list = SENTENCES, start: int = 0) -> list[dict]:
-    events: list = []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, Recorder(folder, 6))
-    session.start()
-    for k, (trial, session_name, reference) in enumerate(sentences, start=start):
-        session.put(Mark(trial, session_name, reference))
-        for row in bins(70 + k, seed=k):
-            session.put(Chunk(row[None]))
-        session.put(End())
-    session.stop()
-    assert session.error is None
-    return [e for e in events if isinstance(e, dict) and e["type"] == "final"]
+    items = []
+    for k, (name, session, reference) in enumerate(sentences, start=start):
+        items += marked(name, bins(70 + k, seed=k), reference, session)
+    runner = SessionRunner(record=folder).run(items)
+    assert runner.session.error is None
+    return runner.events_of("final")
 
 
 def test_a_recording_becomes_a_store_with_the_same_bins(tmp_path: Path) -> None:
@@ -57,33 +48,28 @@ def test_a_recording_becomes_a_store_with_the_same_bins(tmp_path: Path) -> None:
 def test_a_replayed_recording_is_decoded_the_same(tmp_path: Path) -> None:
     finals = record(tmp_path / "rec")
     prepared = select_trials(Store.open(tmp_path / "rec" / "store"), ("day1", "day2"), "none", False, split=None)
-    events: list = []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append)
-    session.start()
-    replay = Replay(prepared, session.put, speed=64.0, pause_s=0.01, loop=False)
+    runner = SessionRunner().start()
+    replay = Replay(prepared, runner.session.put, speed=64.0, pause_s=0.01, loop=False)
     replay.start()
     assert replay.done.wait(300)
-    session.stop()
-    again = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
-    assert again == [f["text"] for f in finals]
+    runner.session.stop()
+    assert runner.texts == [f["text"] for f in finals]
 
 
 def test_a_killed_session_loses_nothing_that_was_final(tmp_path: Path) -> None:
     """An incomplete sentence is lost; the finals and their bins are kept."""
     folder = tmp_path / "rec"
-    recorder = Recorder(folder, 6)
-    events: list = []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, recorder)
-    for item in (Mark("a", "day1", "Hello."), Chunk(bins(80)), End(), Mark("b"), Chunk(bins(40))):
-        session._process(0.0, item)
+    runner = SessionRunner(record=folder)
+    recorder = runner.session.recorder
+    for item in (*marked("a", bins(80), "Hello."), Mark("b"), Chunk(bins(40))):
+        runner.session._process(0.0, item)
     with (folder / "journal.jsonl").open("a") as file:  # killed in the middle of a line and of a bin
         file.write('{"type": "partial", "wor')
     recorder._bins.write(b"\x00" * 7)
     recorder._bins.flush()
     recorder._lock.close()
     again = Recorder(folder, 6)
-    texts = [e["text"] for e in events if isinstance(e, dict) and e["type"] == "final"]
-    assert [f["text"] for f in again.finals] == texts
+    assert [f["text"] for f in again.finals] == runner.texts
     assert len(again.finals) == 1 and again.n_bins == 120
     again.close()
     more = record(folder, [("c", "day2", "Again.")], start=5)
@@ -112,19 +98,15 @@ def read_live(folder: Path) -> list[dict]:
 def test_a_full_disk_ends_the_recording_and_not_the_decoding(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full on this system")
-    recorder, events = Recorder(tmp_path / "rec", 6), []
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, events.append, recorder)
-    for item in (Mark("a", "day1", "Hello."), Chunk(bins(80)), End()):
+    runner = SessionRunner(record=tmp_path / "rec")
+    session, recorder = runner.session, runner.session.recorder
+    for item in marked("a", bins(80), "Hello."):
         session._process(0.0, item)
     recorder._bins.close()
     recorder._bins = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - the recorder closes it
-    session.start()
-    for item in (Mark("b", "day1", "Again."), Chunk(bins(70)), End()):
-        session.put(item)
-    session.stop()
-    found = [e for e in events if isinstance(e, dict)]
-    assert [e["trial"] for e in found if e["type"] == "final"] == ["a", "b"] and session.error is None
-    assert [e["on"] for e in found if e["type"] == "recording"] == [True, False]
+    runner.run(marked("b", bins(70), "Again."))
+    assert [e["trial"] for e in runner.events_of("final")] == ["a", "b"] and session.error is None
+    assert [e["on"] for e in runner.events_of("recording")] == [True, False]
     assert recorder.error is not None and "No space left" in recorder.error
     assert [t.text for t in Store.open(tmp_path / "rec" / "store").trials] == ["Hello."]
 
@@ -145,13 +127,9 @@ def test_an_unwritable_folder_is_rejected(tmp_path: Path) -> None:
 
 def test_a_recorded_session_can_be_used_for_calibration(tmp_path: Path) -> None:
     """It has its own name, and its labelled sentences are in order."""
-    recorder = Recorder(tmp_path / "rec", 6, session="day3")
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, recorder)
-    session.start()
-    for k, text in enumerate(["One.", None, "Two.", "Three."]):
-        for item in (Mark(f"t{k}", "day2", text), Chunk(bins(90, seed=k)), End()):
-            session.put(item)
-    session.stop()
+    texts = ["One.", None, "Two.", "Three."]
+    items = [item for k, text in enumerate(texts) for item in marked(f"t{k}", bins(90, seed=k), text, "day2")]
+    SessionRunner(record=tmp_path / "rec", record_session="day3").run(items)
     store = Store.open(tmp_path / "rec" / "store")
     assert store.sessions == ("day3",)
     found = split_session(store, "day3", 2, Patch())
@@ -171,11 +149,8 @@ def test_latencies_are_those_of_the_sentence(tmp_path: Path) -> None:
 
 def test_a_sentence_that_was_cut_off_is_kept_without_its_reference(tmp_path: Path) -> None:
     """An incomplete sentence must not be scored against the full reference."""
-    session = LiveSession(small_decoder(SEARCH), BY_TRIAL, lambda _: None, Recorder(tmp_path / "rec", 6))
-    session.start()
-    for item in (Mark("a", "day1", "A full sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")):
-        session.put(item)
-    session.stop()
+    items = [Mark("a", "day1", "A full sentence."), Chunk(bins(40)), Mark("b", "day1", "Another.")]
+    SessionRunner(record=tmp_path / "rec").run(items)
     (info,) = Store.open(tmp_path / "rec" / "store").trials
     assert info.split == "test" and info.text is None and info.n_bins == 40
 
@@ -193,19 +168,6 @@ def test_other_folders_and_channel_counts_are_rejected(tmp_path: Path) -> None:
     Recorder(tmp_path / "rec", 6).close()
     with pytest.raises(UserError, match="a recording of 6 channels"):
         Recorder(tmp_path / "rec", 8)
-
-
-def test_a_recording_of_an_older_version_is_continued(tmp_path: Path) -> None:
-    """Its finals have other keys, and its store keeps the recorded session's name."""
-    record(tmp_path / "rec", SENTENCES[:1])
-    journal = tmp_path / "rec" / "journal.jsonl"
-    old = journal.read_text().replace('"nbest"', '"readings"').replace('"alignment"', '"compared"')
-    journal.write_text(old.replace('"first_bin"', '"day": "day7", "first_bin"'))
-    again = Recorder(tmp_path / "rec", 6)
-    (final,) = again.finals
-    assert final["nbest"] and {part["op"] for part in final["alignment"]} and "compared" not in final
-    again.close()
-    assert Store.open(tmp_path / "rec" / "store").sessions == ("day7",)
 
 
 @pytest.mark.parametrize("key", ["words", "at", "n_settled"])

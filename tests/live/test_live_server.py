@@ -17,15 +17,14 @@ pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
 from arcuate.data.store import Store
-from arcuate.live.clients import Access, TokenBucket, make_access
+from arcuate.live.access import Access, TokenBucket, make_access
 from arcuate.live.sources.socket import pack_bins
-from support.live_parts import bins
-from support.live_serving import BY_TRIAL, LIMITS, Served, decoder, replaying, serving
+from support.live_parts import SEARCH, Served, bins, replaying, serving, small_decoder
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Served]:
-    with serving(decoder()) as served:
+    with serving() as served:
         yield served
 
 
@@ -57,6 +56,7 @@ def test_page_health_and_description(plain: Served) -> None:
     assert status == 200 and "Arcuate" in page and "http" not in page.replace("http-equiv", "")
     for asset in ("live.js", "scroll.js", "live.css", "icon.svg"):
         assert plain.get(f"/page/{asset}")[0] == 200
+    assert page.count("<dt>bin to text, ") == 2 and "slowest 1 %" not in page and "median ·" not in page
     theme, style = (plain.get(f"/page/{name}.css")[1] for name in ("theme", "live"))
     assert all(f"{name}:" in theme + style for name in re.findall(r"var\((--[a-z-]+)\)", style))
     health = json.loads(plain.get("/healthz")[1])
@@ -114,7 +114,7 @@ def test_other_addresses_need_a_token() -> None:
     assert make_access("::1", None).token is None
     token = make_access("0.0.0.0", None).token
     assert token is not None and len(token) > 16
-    with serving(decoder(), access=Access("0.0.0.0", "secret")) as served:
+    with serving(access=Access("0.0.0.0", "secret")) as served:
         assert served.get("/")[0] == 401 and served.get("/info?token=wrong")[0] == 401
         status, _, headers = served.answer("/?token=secret")
         assert status == 200 and {"HttpOnly", "SameSite=strict"} <= set(headers["Set-Cookie"].split("; "))
@@ -140,7 +140,7 @@ def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
             return await next_event(events, "final")
 
     final = asyncio.run(go())
-    offline = decoder()
+    offline = small_decoder(SEARCH)
     offline.reset("day1")
     offline.push(sent)
     assert final["text"] == offline.finish().text and final["trial"] == "mine" and final["n_bins"] == 100
@@ -150,7 +150,7 @@ def test_bins_over_a_websocket_are_decoded_as_offline(plain: Served) -> None:
     ("message", "reason"),
     [
         (b"", "16 to"),
-        (b"x" * 30_000, "16 to 20000 bytes"),
+        (b"x" * 1_000_001, "16 to 1000000 bytes"),
         (b"\x06\x00\x00\x00" + b"\x00" * 13, "not complete bins"),
         (pack_bins(np.zeros((300, 6), np.float32)), "too many"),
         ("not json", "JSON object"),
@@ -214,8 +214,7 @@ def test_a_token_bucket_allows_bursts_up_to_its_capacity() -> None:
 
 
 def test_too_many_messages_per_second_are_rejected() -> None:
-    rare = LIMITS.model_copy(update={"messages_per_s": 0.001, "commands_per_s": 0.001})  # the second message exceeds it
-    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": rare})) as served:
+    with serving(messages_per_s=0.001, commands_per_s=0.001) as served:  # the second message exceeds it
 
         async def go() -> list[str]:
             async with events_and_frames(served) as (events, frames):
@@ -229,8 +228,7 @@ def test_too_many_messages_per_second_are_rejected() -> None:
 
 def test_bins_that_arrived_while_the_server_was_held_up_are_accepted() -> None:
     """Six seconds of a rig that sends bin by bin, read at once."""
-    limits = LIMITS.model_copy(update={"messages_per_s": 60.0})
-    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
+    with serving(messages_per_s=60.0) as served:
 
         async def go() -> dict:
             async with events_and_frames(served) as (events, frames):
@@ -244,8 +242,7 @@ def test_bins_that_arrived_while_the_server_was_held_up_are_accepted() -> None:
 
 
 def test_viewers_beyond_the_limit_are_rejected() -> None:
-    limits = LIMITS.model_copy(update={"viewers": 2})
-    with serving(decoder(), BY_TRIAL.model_copy(update={"limits": limits})) as served:
+    with serving(max_viewers=2) as served:
 
         async def go() -> int:
             url = served.url("/events")
@@ -334,6 +331,7 @@ def test_a_viewer_that_joins_late_receives_the_current_state(replayed: Served) -
 def test_a_restarted_server_shows_earlier_sentences(tmp_path: Path) -> None:
     async def send_one(served: Served) -> str:
         async with events_and_frames(served) as (events, frames):
+            await frames.send('{"type": "mark"}')
             await frames.send(pack_bins(bins(90)))
             await frames.send('{"type": "end"}')
             return (await next_event(events, "final"))["text"]
@@ -342,8 +340,8 @@ def test_a_restarted_server_shows_earlier_sentences(tmp_path: Path) -> None:
         async with websockets.connect(served.url("/events")) as events:
             return [f["text"] for f in json.loads(await events.recv())["finals"]]
 
-    with serving(decoder(), record=tmp_path / "rec") as served:
+    with serving(record=tmp_path / "rec") as served:
         text = asyncio.run(send_one(served))
-    with serving(decoder(), record=tmp_path / "rec") as served:
+    with serving(record=tmp_path / "rec") as served:
         assert asyncio.run(read_history(served)) == [text]
     assert Store.open(tmp_path / "rec" / "store").trials[0].n_bins == 90

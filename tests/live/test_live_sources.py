@@ -11,16 +11,15 @@ import pytest
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
-from arcuate.live.input import Chunk, End, Mark
+from arcuate.live.input import Chunk, End, Mark, SessionChange
 from arcuate.live.sources.replay import Replay, ReplayTrials, select_trials
 from arcuate.models.layout import Frames
-from support.live_parts import bins, small_decoder
-from support.live_sources import SEARCH, SessionRunner, wait_for
+from support.live_parts import SEARCH, SessionRunner, bins, small_decoder, wait_for
 
 
 @pytest.fixture
 def runner() -> Iterator[SessionRunner]:
-    found = SessionRunner()
+    found = SessionRunner().start()
     yield found
     found.session.stop()
 
@@ -50,7 +49,7 @@ def official_order(log_probs: np.ndarray) -> bytes:
 
 def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
     """Redis numbers entries within a millisecond per stream, and long streams are read in parts."""
-    from arcuate.live.sources.streams import FINALIZE, INPUT, READ_COUNT, RESET, sort_entries
+    from arcuate.live.sources.redis import FINALIZE, INPUT, READ_COUNT, RESET, sort_entries
 
     logits = [(f"7-{i}".encode(), {}) for i in range(3)]
     mixed = [(FINALIZE.encode(), [(b"7-0", {})]), (INPUT.encode(), logits), (RESET.encode(), [(b"7-0", {})])]
@@ -62,7 +61,7 @@ def test_the_end_of_a_sentence_never_overtakes_its_logits() -> None:
 
 def test_logits_under_the_official_names_become_text(redis_url: str, client, runner: SessionRunner) -> None:
     """As a rig does for each trial: reset, logits as they arrive, finalize."""
-    from arcuate.live.sources.streams import RedisLogits
+    from arcuate.live.sources.redis import RedisLogits
 
     source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
     runner.session.subscribers.append(source.on_event)
@@ -90,7 +89,7 @@ def test_logits_under_the_official_names_become_text(redis_url: str, client, run
 
 def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, runner: SessionRunner) -> None:
     """A rig takes the next entry as its answer, so a sentence dropped by a reset must not be one."""
-    from arcuate.live.sources.streams import RedisLogits
+    from arcuate.live.sources.redis import RedisLogits
 
     source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
     runner.session.subscribers.append(source.on_event)
@@ -111,7 +110,7 @@ def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, 
 
 def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
     redis = pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.streams import _StreamWriter
+    from arcuate.live.sources.redis import _StreamWriter
 
     written, back = [], threading.Event()
 
@@ -136,7 +135,7 @@ def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
 
 def test_a_full_queue_of_answers_is_reported_once() -> None:
     pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.streams import _StreamWriter
+    from arcuate.live.sources.redis import _StreamWriter
 
     published: list[dict] = []
     writer = _StreamWriter(None, published.append)  # not started, so the queue fills up
@@ -149,11 +148,12 @@ def test_a_full_queue_of_answers_is_reported_once() -> None:
 
 
 def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner) -> None:
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     client.xadd("neural_bins", {"bins": bins(9, seed=7).tobytes()})  # before the source was created
     source = RedisBins(redis_url, 6, runner.session.put, runner.session.publish)
     source.start()
+    runner.session.put(Mark())
     sent = bins(80, seed=3)
     client.xadd("neural_bins", {"bins": b"odd"})
     for k, row in enumerate(sent):
@@ -166,14 +166,14 @@ def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner)
 
 
 def test_a_missing_redis_server_is_reported(redis_url: str) -> None:
-    from arcuate.live.sources.streams import connect
+    from arcuate.live.sources.redis import connect
 
     with pytest.raises(UserError, match="no Redis server responds"):
         connect("redis://127.0.0.1:1")
 
 
 def test_a_redis_key_of_another_type_is_reported(redis_url: str, client) -> None:
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     client.set("neural_bins", "not a stream")
     with pytest.raises(UserError, match="'neural_bins' cannot be read as a stream"):
@@ -182,10 +182,11 @@ def test_a_redis_key_of_another_type_is_reported(redis_url: str, client) -> None
 
 def test_a_redis_key_that_changes_its_type_is_a_fault(redis_url: str, client, runner: SessionRunner) -> None:
     """Reading continues when the key is a stream again."""
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     source = RedisBins(redis_url, 6, runner.session.put, runner.session.publish)
     client.set("neural_bins", "not a stream")
+    runner.session.put(Mark())
     source.start()
     wait_for(lambda: runner.events_of("fault"))
     client.delete("neural_bins")
@@ -197,7 +198,7 @@ def test_a_redis_key_that_changes_its_type_is_a_fault(redis_url: str, client, ru
 
 
 def test_an_answer_that_redis_refuses_does_not_block_later_ones(redis_url: str, client, runner: SessionRunner) -> None:
-    from arcuate.live.sources.streams import RedisLogits
+    from arcuate.live.sources.redis import RedisLogits
 
     client.set("remote_lm_done_resetting", "not a stream")
     source = RedisLogits(redis_url, runner.session.put, runner.session.publish)
@@ -222,7 +223,7 @@ def test_an_answer_that_redis_refuses_does_not_block_later_ones(redis_url: str, 
     ],
 )
 def test_the_redis_password_is_never_printed(redis_url: str, url: str) -> None:
-    from arcuate.live.sources.streams import connect
+    from arcuate.live.sources.redis import connect
 
     with pytest.raises(UserError) as found:
         connect(url)
@@ -231,7 +232,7 @@ def test_the_redis_password_is_never_printed(redis_url: str, url: str) -> None:
 
 def test_a_burst_of_rows_is_decoded_in_pieces(redis_url: str, client, runner: SessionRunner) -> None:
     """One item of 100,000 rows would keep the decoding thread, and the signals of the process, waiting for minutes."""
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     items: list = []
     source = RedisBins(redis_url, 6, items.append, runner.session.publish)
@@ -249,7 +250,7 @@ def test_a_burst_of_rows_is_decoded_in_pieces(redis_url: str, client, runner: Se
 
 
 def test_a_source_stops_in_the_middle_of_a_burst(redis_url: str, client, runner: SessionRunner) -> None:
-    from arcuate.live.sources.streams import RedisBins
+    from arcuate.live.sources.redis import RedisBins
 
     items: list = []
 
@@ -270,12 +271,13 @@ def test_a_source_stops_in_the_middle_of_a_burst(redis_url: str, client, runner:
 
 
 def test_bins_from_an_lsl_stream(lsl, runner: SessionRunner) -> None:
-    from arcuate.live.sources.streams import LslBins
+    from arcuate.live.sources.lsl import LslBins
 
     name = f"arcuate-test-{os.getpid()}"
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_float32, name))
     source = LslBins(name, 6, runner.session.put)
     source.start()
+    runner.session.put(Mark())
     assert outlet.wait_for_consumers(120)
     sent, now = bins(80, seed=5), lsl.local_clock()
     for k, row in enumerate(sent):
@@ -287,33 +289,25 @@ def test_bins_from_an_lsl_stream(lsl, runner: SessionRunner) -> None:
     assert final["text"] == offline(sent) and not runner.events_of("fault")
 
 
-def test_a_missing_lsl_stream_and_wrong_channels_are_reported(lsl, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arcuate.live.sources import streams as source
+def test_unsuitable_lsl_streams_are_reported(lsl) -> None:
+    """Samples of text ended the reading thread without a message."""
+    from arcuate.live.sources.lsl import LslBins
 
-    monkeypatch.setattr(source, "_LSL_TIMEOUT_S", 1.0)
-    with pytest.raises(UserError, match="no LSL stream named"):
-        source._open_inlet("missing", 6)
-    name = f"arcuate-narrow-{os.getpid()}"
-    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 4, 50, lsl.cf_float32, name))
-    monkeypatch.setattr(source, "_LSL_TIMEOUT_S", 10.0)
-    with pytest.raises(UserError, match="has 4 channels, but the model expects 6"):
-        source._open_inlet(name, 6)
-    del outlet
-
-
-def test_an_lsl_stream_of_text_is_rejected(lsl) -> None:
-    """Its samples ended the reading thread without a message."""
-    from arcuate.live.sources.streams import LslBins
-
-    name = f"arcuate-text-{os.getpid()}"
-    outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "markers", 6, 50, lsl.cf_string, name))
-    with pytest.raises(UserError, match="contains text, but bins are numbers"):
-        LslBins(name, 6, print)
-    del outlet
+    with pytest.raises(UserError, match="no LSL stream named 'missing'"):
+        LslBins("missing", 6, print, timeout_s=1.0)
+    for n_channels, kind, words in (
+        (4, lsl.cf_float32, "has 4 channels, but the model expects 6"),
+        (6, lsl.cf_string, "contains text, but bins are numbers"),
+    ):
+        name = f"arcuate-{n_channels}-{os.getpid()}"
+        outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", n_channels, 50, kind, name))
+        with pytest.raises(UserError, match=words):
+            LslBins(name, 6, print)
+        del outlet
 
 
 def test_an_lsl_stream_of_integers_is_read(lsl) -> None:
-    from arcuate.live.sources.streams import LslBins
+    from arcuate.live.sources.lsl import LslBins
 
     name, items = f"arcuate-counts-{os.getpid()}", []
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, lsl.cf_int16, name))
@@ -337,11 +331,21 @@ def test_replay_puts_every_bin_of_every_trial_once(cohort_store: Path) -> None:
     replay.start()
     assert replay.done.wait(120)
     marks = [i for i in items if isinstance(i, Mark)]
-    assert [m.trial for m in marks] == [t.id for t in prepared.trials]
-    assert all(m.statistics is not None and m.session == store.sessions[1] for m in marks)
+    assert [(m.trial, m.session) for m in marks] == [(t.id, store.sessions[1]) for t in prepared.trials]
     sent = np.concatenate([i.bins for i in items if isinstance(i, Chunk)])
     np.testing.assert_array_equal(sent, np.concatenate([store.read_bins(t) for t in prepared.trials]))
     assert sum(isinstance(i, End) for i in items) == len(prepared.trials) + 1
+
+
+def test_a_continuous_replay_marks_no_trials(cohort_store: Path) -> None:
+    store, items = Store.open(cohort_store), []
+    prepared = select_trials(store, store.sessions, "none", False)
+    replay = Replay(prepared, items.append, speed=64.0, pause_s=0.0, loop=False, continuous=True)
+    replay.start()
+    assert replay.done.wait(120)
+    others = [i for i in items if not isinstance(i, Chunk)]
+    assert [type(i) for i in others] == [SessionChange] * (len(others) - 1) + [End]
+    assert [i.session for i in others[:-1]] == list(store.sessions)
 
 
 def first_session(store: Store) -> ReplayTrials:

@@ -23,23 +23,19 @@ pytest.importorskip("fastapi", reason="the extra live is not installed (fastapi)
 pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)")
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
+
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.files import to_json_line
-from arcuate.live.config import Endpoints, Limits, LiveSettings
 from arcuate.live.endpointing import Event
-from arcuate.live.input import Chunk, End
+from arcuate.live.input import Chunk, End, Mark
 from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import LiveSession
 from arcuate.live.sources import socket as sender
 from support.cases import cases
 from support.fuzzing import damaged, fuzz, mutate
-from support.live_parts import bins, small_decoder
-from support.live_serving import SEARCH, Served, decoder, serving
-from support.live_sources import SessionRunner, wait_for
+from support.live_parts import OPTIONS, SEARCH, Served, SessionRunner, bins, serving, small_decoder, wait_for
 
-LIMITS = Limits(messages_per_s=1e5, commands_per_s=1e4, message_bytes=20_000)
-SETTINGS = LiveSettings(endpoints=Endpoints(enabled=False), limits=LIMITS)
 MARK = {"type": "mark", "trial": "t15/val/0001", "session": "day1", "reference": "the sea – naïve"}
 MESSAGES = [
     b"B" + sender.pack_bins(bins(3)),
@@ -63,14 +59,14 @@ def test_messages_of_senders(tmp_path: Path) -> None:
         nonlocal session
         if session is None:
             folder = folder / f"rec-{os.getpid()}"
-            session = LiveSession(small_decoder(SEARCH), SETTINGS, send_to_viewers, Recorder(folder, 6))
+            session = LiveSession(small_decoder(SEARCH), OPTIONS, send_to_viewers, Recorder(folder, 6))
         assert session.recorder is not None
         if content[:1] == b"B":
-            item = sender._parse_bins(content[1:], LIMITS)
+            item = sender.parse_bins(content[1:])
         else:
-            item = sender._parse_mark(content[1:].decode("utf-8", "replace"), session.decoder.check_session)
+            item = sender.parse_mark(content[1:].decode("utf-8", "replace"), session.decoder.check_session)
         n_sentences = session.n_sentences
-        for each in (item, Chunk(bins(4)), End()):
+        for each in (item, Mark(), Chunk(bins(4)), End()):
             session._process(0.0, each)
         assert session.n_sentences > n_sentences and session.recorder.error is None, "the sentence is missing"
         if session.n_sentences % 50 == 0:
@@ -97,7 +93,7 @@ marks = st.dictionaries(keys, values, max_size=4) | st.builds(
 @given(marks | values)
 def test_generated_marks_are_storable_texts(message: object) -> None:
     try:
-        item = sender._parse_mark(json.dumps(message), small_check_session)
+        item = sender.parse_mark(json.dumps(message), small_check_session)
     except UserError:
         return
     for text in (getattr(item, key, None) for key in ("trial", "session", "reference")):
@@ -163,7 +159,7 @@ def check_decodes(served: Served) -> None:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_raw_connections(capfd: pytest.CaptureFixture[str]) -> None:
-    with serving(decoder(), SETTINGS) as served:
+    with serving(messages_per_s=1e5, commands_per_s=1e4) as served:
         for content in damaged(CONNECTIONS, 2):
             with (
                 socket.create_connection(("127.0.0.1", served.port), timeout=20) as client,
@@ -195,7 +191,7 @@ def test_commands_of_viewers(capfd: pytest.CaptureFixture[str]) -> None:
                     if "JSON object" in message and rejected >= 50:
                         return
 
-    with serving(decoder(), SETTINGS) as served:
+    with serving(messages_per_s=1e5, commands_per_s=1e4) as served:
         asyncio.run(go(served))
         check_decodes(served)
     assert "Traceback" not in capfd.readouterr().err
@@ -208,9 +204,9 @@ def test_redis_entries(redis_url: str) -> None:
     """Fields with damaged, missing and extra values in both kinds of streams."""
     import redis
 
-    from arcuate.live.sources.streams import INPUT, RedisBins, RedisLogits
+    from arcuate.live.sources.redis import INPUT, RedisBins, RedisLogits
 
-    client, runner, rng = redis.Redis.from_url(redis_url), SessionRunner(), random.Random(3)
+    client, runner, rng = redis.Redis.from_url(redis_url), SessionRunner().start(), random.Random(3)
     client.flushall()
     sources = [
         RedisBins(redis_url, 6, runner.session.put, runner.session.publish),
@@ -230,6 +226,7 @@ def test_redis_entries(redis_url: str) -> None:
     n_final = lambda: len(runner.events_of("final"))
     wait_for(lambda: runner.session._queue.empty() and n_final() > 0)
     before = n_final()
+    runner.session.put(Mark())
     client.xadd("neural_bins", {"bins": bins(60).tobytes()})
     client.xadd("neural_bins", {"end": 1})
     wait_for(lambda: n_final() > before)
@@ -243,9 +240,9 @@ def test_redis_entries(redis_url: str) -> None:
 @pytest.mark.parametrize("kind", ["cf_double64", "cf_float32", "cf_int32"])
 def test_lsl_samples(lsl, kind: str) -> None:
     """Values and timestamps that no amplifier sends."""
-    from arcuate.live.sources.streams import LslBins
+    from arcuate.live.sources.lsl import LslBins
 
-    runner, rng = SessionRunner(), random.Random(5)
+    runner, rng = SessionRunner().start(), random.Random(5)
     name, failures = f"arcuate-fuzz-{kind}-{os.getpid()}", []
     outlet = lsl.StreamOutlet(lsl.StreamInfo(name, "bins", 6, 50, getattr(lsl, kind), name))
     source = LslBins(name, 6, runner.session.put)
@@ -258,9 +255,8 @@ def test_lsl_samples(lsl, kind: str) -> None:
         outlet.push_sample([rng.choice(strange) for _ in range(6)], rng.choice(clocks))
     wait_for(lambda: runner.events_of("fault"))
     wait_for(lambda: runner.session._queue.empty())
-    runner.session.put(End())
-    runner.session.put(Chunk(bins(60)))
-    runner.session.put(End())
+    for item in (End(), Mark(), Chunk(bins(60)), End()):
+        runner.session.put(item)
     wait_for(lambda: runner.events_of("final"))
     source.stop()
     runner.session.stop()
@@ -273,10 +269,10 @@ def test_lsl_samples(lsl, kind: str) -> None:
 @pytest.mark.parametrize("part", ["journal.jsonl", "bins.f32"])
 def test_recordings_of_live_sessions(tmp_path: Path, part: str) -> None:
     """A damaged recording is resumed with what is complete, or refused."""
-    session = LiveSession(small_decoder(SEARCH), SETTINGS, send_to_viewers, Recorder(tmp_path / "rec", 6))
+    session = LiveSession(small_decoder(SEARCH), OPTIONS, send_to_viewers, Recorder(tmp_path / "rec", 6))
     session.start()
     for k in range(2):
-        for item in (sender._parse_mark(json.dumps(MARK), small_check_session), Chunk(bins(60, seed=k)), End()):
+        for item in (sender.parse_mark(json.dumps(MARK), small_check_session), Chunk(bins(60, seed=k)), End()):
             session.put(item)
     session.stop()
     seed = (tmp_path / "rec" / part).read_bytes()

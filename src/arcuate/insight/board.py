@@ -17,7 +17,7 @@ from arcuate.insight.render import environment, overlaid_figures, render_part, s
 from arcuate.insight.report.page import report_page
 from arcuate.insight.run_data import Diagnose, Parent, RunData, read_run
 from arcuate.insight.runs import changes_text, find_parent, find_runs, run_name, started_order
-from arcuate.live.clients import TOKEN_COOKIE, Access, bind, make_access, port_of
+from arcuate.live.access import TOKEN_COOKIE, Access, bind, make_access, port_of
 from arcuate.progress import logger
 from arcuate.run import Run
 

@@ -11,11 +11,12 @@ import numpy as np
 from arcuate.data.statistics import Statistics
 from arcuate.data.trial import BIN_SECONDS
 from arcuate.errors import UserError
-from arcuate.live.config import Faults
 
 _STOP_S = 10.0  # longest wait for the thread of a source to end
 _MAX_TIME_S = 1e12  # larger timestamps are ignored
 _RESTART_S = 5.0  # bins numbered as older than this mean that the source counts from the start again
+_MAX_VALUE = 1e6  # largest absolute value that can be a measurement
+_JITTER_S = 0.05  # of timestamps; a larger delay is a gap
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Mark:
-    """Start of a trial; ends the sentence before it."""
+    """Start of a trial; ends the sentence before it. The trial lasts until its `End`, whatever pauses it contains."""
 
     trial: str | None = None
     session: str | None = None
@@ -52,6 +53,13 @@ class End:
 
 
 @dataclass(frozen=True)
+class SessionChange:
+    """The next bins are of another session, without a trial: sentences end at silences."""
+
+    session: str
+
+
+@dataclass(frozen=True)
 class Command:
     """Command of a viewer: open, close, end, cut (end an incomplete sentence) or reset_adaptation."""
 
@@ -63,7 +71,7 @@ class AdaptationChanged:
     """The update thread has finished a sentence."""
 
 
-Item = Chunk | LogProbs | Mark | End | Command | AdaptationChanged
+Item = Chunk | LogProbs | Mark | End | SessionChange | Command | AdaptationChanged
 
 
 class Source(ABC):
@@ -111,7 +119,7 @@ class Fault:
 
     kind: str  # channels, not_finite, too_large, gap, clock, repeat, restart
     message: str
-    action: str  # dropped, hold, zero, reset
+    action: str  # dropped, hold, reset
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +134,8 @@ class ValidatedBins:
 class InputValidator:
     """Validates chunks of one source; keeps the last bin and the expected bin number and time."""
 
-    def __init__(self, n_channels: int, settings: Faults) -> None:
-        self.n_channels = n_channels
-        self.settings = settings
+    def __init__(self, n_channels: int, max_gap_s: float = 0.5) -> None:
+        self.n_channels, self.max_gap_s = n_channels, max_gap_s
         self.reset()
 
     def reset(self) -> None:
@@ -138,83 +145,74 @@ class InputValidator:
         self._time_s: float | None = None
 
     def validate(self, chunk: Chunk) -> ValidatedBins:
-        """Repair or drop invalid bins and fill gaps."""
-        bins = np.asarray(chunk.bins)
+        """Repair or drop invalid bins and fill gaps with the last bin."""
+        bins, nothing = np.asarray(chunk.bins), np.empty((0, self.n_channels), np.float32)
         if bins.ndim != 2 or bins.shape[1] != self.n_channels or bins.dtype.kind not in "fiu":
             shape = "x".join(map(str, bins.shape))
             message = f"expected bins of {self.n_channels} channels, got an array of {shape} ({bins.dtype})"
-            return ValidatedBins(self._no_bins, (Fault("channels", message, "dropped"),))
+            return ValidatedBins(nothing, (Fault("channels", message, "dropped"),))
         if not len(bins):
-            return ValidatedBins(self._no_bins)
-        restart = self._check_restart(chunk.first)
+            return ValidatedBins(nothing)
+        faults = self._check_restart(chunk.first)
+        ends_sentence = bool(faults)
         with np.errstate(over="ignore"):  # overflow becomes infinity, which is replaced
-            bins, invalid = self._replace_invalid(bins.astype(np.float32))
-        bins, repeats = self._drop_repeats(bins, chunk.first)
-        missing, clock = self._count_missing(len(bins), chunk) if len(bins) else (0, ())
-        return self._fill_gap(bins, missing, (*restart, *invalid, *repeats, *clock), bool(restart))
+            bins = bins.astype(np.float32)
+        faults += self._replace_invalid(bins)
+        if chunk.first is not None and self._next is not None and chunk.first < self._next:
+            n = min(self._next - chunk.first, len(bins))
+            bins = bins[n:]
+            faults.append(Fault("repeat", f"{n} bins were received before", "dropped"))
+        missing = self._count_missing(len(bins), chunk, faults) if len(bins) else 0
+        if missing:
+            too_long = missing * BIN_SECONDS > self.max_gap_s
+            action = "reset" if too_long else "hold"
+            faults.append(Fault("gap", f"{missing * BIN_SECONDS:.2f} s of bins are missing", action))
+            ends_sentence = ends_sentence or too_long
+            bins = bins if too_long else np.concatenate([np.tile(self._last, (missing, 1)), bins])
+        if len(bins):
+            self._last = bins[-1]
+        return ValidatedBins(bins, tuple(faults), ends_sentence)
 
-    @property
-    def _no_bins(self) -> np.ndarray:
-        return np.empty((0, self.n_channels), np.float32)
-
-    def _check_restart(self, first: int | None) -> tuple[Fault, ...]:
+    def _check_restart(self, first: int | None) -> list[Fault]:
         """A restarted source counts from 0 again; its bins must not be dropped as repeats."""
         if first is None or self._next is None or (self._next - first) * BIN_SECONDS <= _RESTART_S:
-            return ()
+            return []
         message = f"bin numbers restarted at {first} after {self._next - 1}"
         self.reset()
-        return (Fault("restart", message, "reset"),)
+        return [Fault("restart", message, "reset")]
 
-    def _replace_invalid(self, bins: np.ndarray) -> tuple[np.ndarray, tuple[Fault, ...]]:
-        """Replace values that cannot be measurements; a single one would corrupt running statistics."""
+    def _replace_invalid(self, bins: np.ndarray) -> list[Fault]:
+        """Replace values that cannot be measurements by the channel's last value, in place.
+
+        A single one would corrupt running statistics.
+        """
         not_finite = ~np.isfinite(bins)
-        too_large = ~not_finite & (np.abs(bins) > self.settings.max_value)
+        too_large = ~not_finite & (np.abs(bins) > _MAX_VALUE)
         invalid = not_finite | too_large
         if not invalid.any():
-            return bins, ()
-        previous, action = self._last, self.settings.not_finite
+            return []
+        previous = self._last
         for row, mask in zip(bins, invalid, strict=True):
-            row[mask] = previous[mask] if action == "hold" else 0.0
+            row[mask] = previous[mask]
             previous = row
-        faults, beyond = [], f"beyond {self.settings.max_value:g}"
-        for kind, mask, problem in (("not_finite", not_finite, "not finite"), ("too_large", too_large, beyond)):
-            if n := int(mask.sum()):
-                faults.append(Fault(kind, f"{n} {'value is' if n == 1 else 'values are'} {problem}", action))
-        return bins, tuple(faults)
+        kinds = (("not_finite", not_finite, "not finite"), ("too_large", too_large, f"beyond {_MAX_VALUE:g}"))
+        return [
+            Fault(kind, f"{n} {'value is' if n == 1 else 'values are'} {problem}", "hold")
+            for kind, mask, problem in kinds
+            if (n := int(mask.sum()))
+        ]
 
-    def _drop_repeats(self, bins: np.ndarray, first: int | None) -> tuple[np.ndarray, tuple[Fault, ...]]:
-        if first is None or self._next is None or first >= self._next:
-            return bins, ()
-        n = min(self._next - first, len(bins))
-        return bins[n:], (Fault("repeat", f"{n} bins were received before", "dropped"),)
-
-    def _count_missing(self, n_bins: int, chunk: Chunk) -> tuple[int, tuple[Fault, ...]]:
+    def _count_missing(self, n_bins: int, chunk: Chunk, faults: list[Fault]) -> int:
         """Number of bins missing before these, by bin numbers or else by timestamps."""
         missing = 0
-        faults: tuple[Fault, ...] = ()
         if chunk.first is not None:
             missing = 0 if self._next is None else max(0, chunk.first - self._next)
             self._next = chunk.first + len(chunk.bins)
         if chunk.time_s is not None and abs(chunk.time_s) < _MAX_TIME_S:
             late_s = 0.0 if self._time_s is None else chunk.time_s - self._time_s - n_bins * BIN_SECONDS
             self._time_s = chunk.time_s
-            if late_s < -max(self.settings.tolerance_s, n_bins * BIN_SECONDS):
-                faults = (Fault("clock", f"the clock jumped back by {-late_s:.2f} s", "hold"),)
-            elif chunk.first is None and late_s > self.settings.tolerance_s:
+            if late_s < -max(_JITTER_S, n_bins * BIN_SECONDS):
+                faults.append(Fault("clock", f"the clock jumped back by {-late_s:.2f} s", "hold"))
+            elif chunk.first is None and late_s > _JITTER_S:
                 missing = max(1, round(late_s / BIN_SECONDS))
-        return missing, faults
-
-    def _fill_gap(
-        self, bins: np.ndarray, missing: int, faults: tuple[Fault, ...], ends_sentence: bool
-    ) -> ValidatedBins:
-        settings = self.settings
-        if missing:
-            action = "reset" if missing * BIN_SECONDS > settings.max_gap_s else settings.gap
-            faults = (*faults, Fault("gap", f"{missing * BIN_SECONDS:.2f} s of bins are missing", action))
-            ends_sentence = ends_sentence or action == "reset"
-            if action != "reset":
-                filler = self._last if action == "hold" else np.zeros_like(self._last)
-                bins = np.concatenate([np.tile(filler, (missing, 1)), bins])
-        if len(bins):
-            self._last = bins[-1]
-        return ValidatedBins(bins, faults, ends_sentence)
+        return missing

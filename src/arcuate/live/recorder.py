@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.quality import exclusion_flags, find_problems, quality_rows
@@ -22,7 +23,6 @@ from arcuate.data.store_writer import create_store
 from arcuate.data.text import sentence_tokens
 from arcuate.data.trial import LIVE_CORPUS, Split, Trial
 from arcuate.errors import UserError, check_resources, escape_controls
-from arcuate.evaluation.metrics import align_words
 from arcuate.files import exclusive_lock, read_jsonl, to_json_line, write_jsonl
 
 STORE = "store"
@@ -30,7 +30,6 @@ _JOURNAL, _BINS, _LIVE, _LOCK = "journal.jsonl", "bins.f32", "live.jsonl", ".loc
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700  # permissions: the owner only
 _RECORDED_EVENTS = ("state", "trial", "partial", "final", "fault", "adaptation")
 _START = "recording"  # type of the line that every server writes first
-_RENAMED = {"readings": "nbest", "day": "recorded_session"}  # keys of older journals
 
 
 class Recorder:
@@ -167,49 +166,48 @@ def _repair_recording(folder: Path, n_channels: int) -> list[dict[str, Any]]:
     return [row for row in rows if row["type"] == "final"]
 
 
+def _storable(text: Any) -> Any:
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
+
+
+_Text = Annotated[str, BeforeValidator(_storable)]  # a lone surrogate is no damage: the store escapes it
+
+
+class _Start(BaseModel):
+    """What the first line of a journal must contain."""
+
+    type: Literal["recording"]
+    n_channels: int = Field(ge=1, le=2**40)
+    classes: list[Annotated[str, Field(min_length=1)]] = Field(list(CLASSES), min_length=2)
+
+
+class _Final(BaseModel):
+    """What the store needs of a final event."""
+
+    session: _Text
+    recorded_session: _Text | None = None
+    trial: _Text | None
+    reference: _Text | None = None
+    text: _Text
+    words: list[_Text]
+    n_bins: int = Field(ge=0, le=2**40)
+    first_bin: int = Field(ge=-(2**40), le=2**40)
+
+
 def _read_journal(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a journal. What the store is made of is checked; the file may be damaged or hostile."""
-    rows = [_renamed(row) for row in read_jsonl(path, growing=True)]
+    rows = list(read_jsonl(path, growing=True))
     for number, row in enumerate(rows, start=1):
-        is_start = number > 1 or _is_start(row)
-        is_final = row.get("type") != "final" or _is_final(row)
-        if not isinstance(row.get("type"), str) or not is_start or not is_final:
-            raise UserError(f"{path} line {number} is not a line of a recording; repair or remove it")
+        is_stored = row.get("type") == "final" and row.get("n_bins") != 0
+        kind: type[BaseModel] | None = _Start if number == 1 else _Final if is_stored else None
+        try:
+            if not isinstance(row.get("type"), str):
+                raise ValueError("type")
+            if kind is not None:
+                kind.model_validate(row, strict=True)
+        except ValueError:
+            raise UserError(f"{path} line {number} is not a line of a recording; repair or remove it") from None
     return rows
-
-
-def _is_start(row: dict[str, Any]) -> bool:
-    classes = row.get("classes", CLASSES)
-    are_names = isinstance(classes, (list, tuple)) and all(isinstance(name, str) and name for name in classes)
-    return row.get("type") == _START and _is_count(row.get("n_channels"), 1) and are_names and len(classes) > 1
-
-
-def _is_final(row: dict[str, Any]) -> bool:
-    """Whether a final event has all that the store needs; a sentence without bins is not stored."""
-    if row.get("n_bins") == 0:
-        return True
-    texts = (row.get("session"), row.get("recorded_session") or "", row.get("reference") or "", row.get("text"))
-    words = row.get("words")
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(words, list)
-        and all(isinstance(word, str) for word in words)
-        and _is_count(row.get("n_bins"), 1)
-        and _is_count(row.get("first_bin"), -(2**40))
-        and "trial" in row
-    )
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 2**40
-
-
-def _renamed(row: dict[str, Any]) -> dict[str, Any]:
-    """Translate a row of an older journal."""
-    if "compared" in row and isinstance(row.get("words"), list):
-        row = {**row, "alignment": align_words(row.get("reference"), row["words"])}
-        del row["compared"]
-    return {_RENAMED.get(key, key): value for key, value in row.items()}
 
 
 # --- the store of a recording ------------------------------------------------------------------------------------

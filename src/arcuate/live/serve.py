@@ -3,7 +3,6 @@
 Modules that import torch are imported after the options are checked.
 """
 
-import dataclasses
 import gc
 import inspect
 import socket
@@ -14,19 +13,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arcuate.config import parse_settings, read_yaml
 from arcuate.data.readers.source import is_safe_name
 from arcuate.data.trial import nearest_session
-from arcuate.decoding.options import DecoderOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.exported.file import is_export
 from arcuate.files import to_json_value
-from arcuate.live.clients import bind, make_access, port_of
-from arcuate.live.config import LiveSettings
+from arcuate.live.access import bind, make_access, port_of
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
+from arcuate.live.options import LiveOptions
 from arcuate.live.recorder import STORE, Recorder, check_recording_folder
 from arcuate.plugins import component_names, has_component, load_component, trust_code
 from arcuate.progress import Progress, logger
@@ -35,9 +32,10 @@ from arcuate.run import Run
 if TYPE_CHECKING:
     from arcuate.live.server import LiveServer
     from arcuate.live.session import LiveSession
-    from arcuate.live.sources.replay import ReplayTrials
+    from arcuate.live.viewers import Broadcaster
 
 _SOURCES = ("replay", "socket", "lsl", "redis", "redis-logits")
+_NAMED = ("lsl", "redis")  # take the name of a stream, as in lsl:NAME
 
 
 @dataclass(frozen=True)
@@ -97,91 +95,123 @@ class PreparedServer:
         return ServeResult(n_sentences, recorder.folder, store if store.exists() else None)
 
 
-def serve(run: str | Path, **options: Any) -> ServeResult:
-    """Decode a source live and serve the page until interrupted; takes the options of `prepare_server`."""
-    return prepare_server(run, **options).run()
+def serve(run: str | Path, options: LiveOptions = LiveOptions(), **connections: Any) -> ServeResult:
+    """Decode a source live and serve the page until interrupted; `connections` are those of `prepare_server`."""
+    return prepare_server(run, options, **connections).run()
 
 
 def prepare_server(
     run: str | Path,
+    options: LiveOptions = LiveOptions(),
     *,
-    source: str = "replay",
-    host: str = "127.0.0.1",
-    port: int = 8765,
     token: str | None = None,
     send_token: str | None = None,
-    split: str = "val",
-    speed: float = 1.0,
-    continuous: bool = False,
-    stored_statistics: bool = False,
-    record: str | Path | None = None,
-    record_session: str | None = None,
-    settings: LiveSettings | str | Path | None = None,
-    silence_s: float | None = None,
-    closed: bool = False,
-    phrase: str | None = None,
-    stream: str | None = None,
     redis: str = "redis://127.0.0.1:6379",
-    options: DecoderOptions = DecoderOptions(),
     progress: Progress | None = None,
 ) -> PreparedServer:
     """Check all options, then load model, language model and source.
 
-    Options are those of `arcuate live`. A replay is normalised by the
-    running statistics of the stream, like bins from a rig; with `stored_statistics` by those of offline evaluation.
+    A replay is normalised by the running statistics of the stream, like bins from a rig.
+
+    Args:
+        run: Run[@checkpoint], model folder, hf:ORG/NAME or .arcx.
+        options: Decoder, source, sentences, recording and address.
+        token: Token to open the page; default: none on loopback, random otherwise.
+        send_token: Token that senders of bins need; default: none on loopback without `token`, else random.
+        redis: URL of the Redis server.
+        progress: Called while models are loaded.
     """
-    folder = None if record is None else Path(record)
-    data, session = options.data, options.session
-    _check_source(source, options.lm == "none", options.adapt, options.head)
-    for option, is_set in (("--stored-statistics", stored_statistics), ("--continuous", continuous)):
-        if is_set and source != "replay":
-            raise UserError(f"{option} applies to stored trials; remove it, or use --source replay")
-    if source == "redis-logits":
+    kind, name = _parse_source(options.source)
+    _check_options(options, kind)
+    if kind == "redis-logits":
         options = options.model_copy(update={"head": "ctc"})
-    _check_recording(folder, record_session)
-    custom = None if source in _SOURCES else _load_custom_source(source)
+    custom = None if kind in _SOURCES else _load_custom_source(kind)
     run = find_model(run)
-    marks_trials = (source == "replay" and not continuous) or source == "redis-logits"
-    settings = _resolve_settings(settings, marks_trials, silence_s, closed, phrase)
-    access = make_access(host, token, send_token)
-    listener = bind(host, port)
+    access = make_access(options.host, token, send_token)
+    listener = bind(options.host, options.port)
+    try:
+        session, broadcaster = _prepare_session(run, options, kind, progress)
+        source = custom(session.decoder.n_channels, session.put) if custom else None
+        if kind == "replay":
+            source = _make_replay(run, session)
+        elif custom is None:
+            source = _connect_source(kind, name, session, redis)
+    except BaseException:
+        listener.close()
+        raise
+    from arcuate.live.server import LiveServer
+
+    floor = None if is_export(run) else read_floor(Run(run), options.split)
+    return PreparedServer(LiveServer(session, broadcaster, access, source, floor), listener)
+
+
+def _make_replay(run: Path, session: "LiveSession") -> Source:
+    from arcuate.live.sources.replay import Replay, open_replay
+
+    options = session.options
+    trials = open_replay(run, session.decoder, options.data, options.split, options.session)
+    return Replay(trials, session.put, options.speed, continuous=options.continuous)
+
+
+def _prepare_session(
+    run: Path, options: LiveOptions, kind: str, progress: Progress | None
+) -> "tuple[LiveSession, Broadcaster]":
     from arcuate.adaptation.known_sessions import log_missing_reference
     from arcuate.live.adaptation import StreamAdapter
-    from arcuate.live.server import LiveServer
-    from arcuate.live.sources.replay import open_replay, seed_statistics
+    from arcuate.live.session import LiveSession
+    from arcuate.live.sources.replay import seed_statistics
+    from arcuate.live.viewers import Broadcaster
 
     decoder = load_decoder(run, options, progress=progress)
-    replay = open_replay(run, decoder, data, split, session) if source == "replay" else None
-    if replay is not None:
-        replay = dataclasses.replace(replay, stored_statistics=stored_statistics)
-    if source != "redis-logits" and not stored_statistics:
-        seed_statistics(run, decoder, data)
+    if kind != "redis-logits":
+        seed_statistics(run, decoder, options.data)
     if isinstance(adapter := decoder.adapter, StreamAdapter) and not adapter.setup.known:
         log_missing_reference()
     recorder = None
-    if folder is not None:
-        if record_session is not None and session is None:  # decode with the nearest known session's layer
-            decoder.reset(nearest_session(record_session, decoder.sessions))
-        recorder = Recorder(folder, decoder.n_channels, record_session, decoder.layout.classes)
-    make_source = lambda live: _make_source(source, live, custom, replay, speed, stream, redis)
+    if options.record is not None:
+        new = options.record_session
+        if new is not None and options.session is None:  # decode with the nearest known session's layer
+            decoder.reset(nearest_session(new, decoder.sessions))
+        recorder = Recorder(options.record, decoder.n_channels, new, decoder.layout.classes)
     reference = None if is_export(run) or options.adapt else read_reference(Run(run))
-    floor = None if is_export(run) else read_floor(Run(run), split)
-    live = LiveServer(decoder, settings, access, make_source, recorder, reference, floor)
-    return PreparedServer(live, listener)
+    broadcaster = Broadcaster()
+    return LiveSession(decoder, options, broadcaster.publish, recorder, reference), broadcaster
 
 
-def _check_source(source: str, without_words: bool, adapts: bool, head: str | None) -> None:
+def _parse_source(source: str) -> tuple[str, str | None]:
+    """Kind of a source and the name of its stream, as in lsl:NAME."""
+    kind, _, name = source.partition(":")
+    if kind in _NAMED:
+        return kind, name or None
     if source not in _SOURCES and not has_component("live_sources", source):
         known = ", ".join((*_SOURCES, *component_names("live_sources")))
-        raise UserError(f"--source {source!r} is unknown; choose {known} or an import path such as mylab.live:Source")
+        raise UserError(
+            f"--source {source!r} is unknown; choose {known}, lsl:NAME, redis:NAME or an import path such as"
+            " mylab.live:Source"
+        )
+    return source, None
+
+
+def _check_options(options: LiveOptions, kind: str) -> None:
+    """Raise `UserError` for options that do not fit together or need a missing package."""
     if missing := [name for name in ("fastapi", "uvicorn", "websockets") if find_spec(name) is None]:
         raise UserError(f"the server needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")
-    if adapts and source == "redis-logits":
-        raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
-    if without_words and source == "redis-logits":
-        raise UserError("--source redis-logits needs a language model; give one with --lm")
-    if source == "redis-logits" and head not in (None, "ctc"):
-        raise UserError(f"--head {head} needs bins, but --source redis-logits receives CTC logits; use --head ctc")
+    if options.continuous and kind != "replay":
+        raise UserError("--continuous applies to stored trials; remove it, or use --source replay")
+    if kind == "redis-logits":
+        if options.adapt:
+            raise UserError("--adapt needs bins, but --source redis-logits receives logits; use another source")
+        if options.lm == "none":
+            raise UserError("--source redis-logits needs a language model; give one with --lm")
+        if options.head not in (None, "ctc"):
+            raise UserError(f"--head {options.head} needs bins, but --source redis-logits receives CTC logits")
+    session, folder = options.record_session, options.record
+    if session is not None and folder is None:
+        raise UserError("--record-session requires --record FOLDER")
+    if session is not None and not is_safe_name(session):
+        raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
+    if folder is not None:
+        check_recording_folder(folder)
 
 
 def _load_custom_source(name: str) -> Callable[..., Source]:
@@ -209,64 +239,19 @@ def _load_custom_source(name: str) -> Callable[..., Source]:
     return made
 
 
-def _check_recording(folder: Path | None, session: str | None) -> None:
-    if session is not None and folder is None:
-        raise UserError("--record-session requires --record FOLDER")
-    if session is not None and not is_safe_name(session):
-        raise UserError(f"{session!r:.60} is not a valid session name; choose one such as t15.2023.09.12")
-    if folder is not None:
-        check_recording_folder(folder)
-
-
-def _resolve_settings(
-    settings: LiveSettings | str | Path | None,
-    marks_trials: bool,
-    silence_s: float | None,
-    closed: bool,
-    phrase: str | None,
-) -> LiveSettings:
-    """Read the settings file, which options override; a source that marks trials needs no endpointing."""
-    if not isinstance(settings, LiveSettings):
-        settings = LiveSettings() if settings is None else _read_settings(Path(settings))
-    endpoints, start = settings.endpoints, settings.start
-    if marks_trials:
-        endpoints = endpoints.model_copy(update={"enabled": False})
-    if silence_s is not None:
-        endpoints = endpoints.model_copy(update={"silence_s": silence_s})
-    if closed or phrase is not None:
-        start = start.model_copy(update={"closed": True, "phrase": phrase})
-    return settings.model_copy(update={"endpoints": endpoints, "start": start})
-
-
-def _read_settings(path: Path) -> LiveSettings:
-    tree = read_yaml(path) or {}
-    return parse_settings(LiveSettings, tree, str(path), noun="live settings")
-
-
-def _make_source(
-    name: str,
-    session: "LiveSession",
-    custom: Callable[..., Source] | None,
-    replay: "ReplayTrials | None",
-    speed: float,
-    stream: str | None,
-    redis: str,
-) -> Source | None:
+def _connect_source(kind: str, name: str | None, session: "LiveSession", url: str) -> Source | None:
+    """Connect to a stream; None if bins arrive through the WebSocket /frames."""
     n_channels = session.decoder.n_channels
-    if replay is not None:
-        from arcuate.live.sources.replay import Replay
+    if kind == "lsl":
+        from arcuate.live.sources.lsl import LslBins
 
-        return Replay(replay, session.put, speed)
-    if custom is not None:
-        return custom(n_channels, session.put)
-    from arcuate.live.sources.streams import BINS_STREAM, LslBins, RedisBins, RedisLogits
+        return LslBins(name or "arcuate", n_channels, session.put)
+    if kind == "socket":
+        return None
+    from arcuate.live.sources.redis import BINS_STREAM, RedisBins, RedisLogits
 
-    if name == "lsl":
-        return LslBins(stream or "arcuate", n_channels, session.put)
-    if name == "redis":
-        return RedisBins(redis, n_channels, session.put, session.publish, stream or BINS_STREAM)
-    if name == "redis-logits":
-        logits = RedisLogits(redis, session.put, session.publish)
-        session.subscribers.append(logits.on_event)
-        return logits
-    return None  # bins arrive through the WebSocket /frames
+    if kind == "redis":
+        return RedisBins(url, n_channels, session.put, session.publish, name or BINS_STREAM)
+    logits = RedisLogits(url, session.put, session.publish)
+    session.subscribers.append(logits.on_event)
+    return logits

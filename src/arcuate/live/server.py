@@ -15,25 +15,23 @@ from arcuate.data.alphabet import BLANK, encode, token_groups, token_unit
 from arcuate.data.electrodes import list_arrays, list_features
 from arcuate.data.store import TrialInfo
 from arcuate.data.trial import BIN_MS, BIN_SECONDS, layout_of_session
-from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
 from arcuate.evaluation.floor import FloorRates
-from arcuate.evaluation.unlabelled import ErrorReference
 from arcuate.files import to_json_line
-from arcuate.live.clients import TOKEN_COOKIE, Access, Broadcaster, TokenBucket, Viewer, parse_command
-from arcuate.live.config import LiveSettings
+from arcuate.live.access import TOKEN_COOKIE, Access, TokenBucket
 from arcuate.live.input import Command, Source
-from arcuate.live.recorder import Recorder
 from arcuate.live.session import LiveSession
+from arcuate.live.sources.redis import RedisLogits
 from arcuate.live.sources.replay import Replay
-from arcuate.live.sources.socket import BinReceiver
-from arcuate.live.sources.streams import RedisLogits
+from arcuate.live.sources.socket import MAX_MESSAGE_BYTES, MESSAGES_PER_S, BinReceiver, parse_command, send
+from arcuate.live.viewers import Broadcaster, Viewer
 from arcuate.live.web import bounded_config, given_tokens, json_response
 
 _PAGE = Path(__file__).parent / "page"
 _FORBIDDEN = 4403  # WebSocket close code: host, origin or token
 _POLICY = 1008  # WebSocket close code of the standard: policy violation
 _DRAIN_S = 3.0  # time to decode the queued bins at shutdown
+_COMMANDS_PER_S = 20.0  # of a viewer
 _PING_S = 10.0  # a client that does not answer a ping within this time is disconnected
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
@@ -42,32 +40,27 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
-MakeSource = Callable[[LiveSession], Source | None]
-
 
 class LiveServer:
     """State shared by the routes: session, source and viewers. Threads start with the server."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        settings: LiveSettings,
+        session: LiveSession,
+        broadcaster: Broadcaster,
         access: Access,
-        make_source: MakeSource,
-        recorder: Recorder | None = None,
-        error_reference: ErrorReference | None = None,
+        source: Source | None = None,
         floor: FloorRates | None = None,
+        messages_per_s: float = MESSAGES_PER_S,
+        commands_per_s: float = _COMMANDS_PER_S,
     ) -> None:
-        self.decoder = decoder
-        self.floor = floor
-        self.settings = settings
+        self.session, self.broadcaster = session, broadcaster
         self.access = access
-        limits = settings.limits
-        self.receiver = BinReceiver(limits)
-        self.broadcaster = Broadcaster(None, limits.viewers, limits.queue)
-        self.broadcaster.restore(recorder.finals if recorder else [])
-        self.session = LiveSession(decoder, settings, self.broadcaster.publish, recorder, error_reference)
-        self.source = make_source(self.session)
+        self.source = source  # None: bins arrive through the WebSocket /frames
+        self.floor = floor
+        self.receiver = BinReceiver(messages_per_s)
+        self.commands_per_s = commands_per_s
+        broadcaster.restore(session.recorder.finals if session.recorder else [])
 
     def start(self) -> None:
         self.broadcaster.loop = asyncio.get_running_loop()
@@ -88,7 +81,7 @@ class LiveServer:
             case {"type": "open" | "close" | "end" as name}:
                 incomplete = name == "end" and isinstance(self.source, Replay)  # the trial continues
                 self._queue_command("cut" if incomplete else name)
-            case {"type": "reset_adaptation"} if self.decoder.adaptation is not None:
+            case {"type": "reset_adaptation"} if self.session.decoder.adaptation is not None:
                 self._queue_command("reset_adaptation")
             case {"type": "pause", "paused": bool(paused)} if isinstance(self.source, Replay):
                 self.source.pause(paused)
@@ -158,7 +151,7 @@ def make_app(live: LiveServer) -> FastAPI:
 
     @app.get("/info")
     def info() -> Response:
-        return json_response(page_info(live.decoder, live.source, live.settings, live.floor))
+        return json_response(page_info(live.session, live.source, live.floor))
 
     @app.websocket("/events")
     async def events(socket: WebSocket) -> None:
@@ -178,16 +171,16 @@ def make_app(live: LiveServer) -> FastAPI:
     return app
 
 
-def make_config(live: LiveServer) -> uvicorn.Config:
-    """The web server's configuration, with limits on clients."""
-    limits = live.settings.limits
+def make_config(live: LiveServer, ping_s: float = _PING_S, **limits: Any) -> uvicorn.Config:
+    """The web server's configuration; `limits` are those of `bounded_config`."""
     return bounded_config(
         make_app(live),
-        limits.viewers,
-        ws_max_size=2 * limits.message_bytes,  # so that a message slightly above the limit gets an error message
+        live.broadcaster.max_viewers,
+        ws_max_size=2 * MAX_MESSAGE_BYTES,  # so that a message slightly above the limit gets an error message
         ws_max_queue=64,
-        ws_ping_interval=_PING_S,
-        ws_ping_timeout=_PING_S,
+        ws_ping_interval=ping_s,
+        ws_ping_timeout=ping_s,
+        **limits,
     )
 
 
@@ -224,7 +217,7 @@ async def _serve_viewer(live: LiveServer, socket: WebSocket) -> None:
 
 
 async def _receive_commands(live: LiveServer, viewer: Viewer, socket: WebSocket) -> None:
-    bucket = TokenBucket(live.settings.limits.commands_per_s)
+    bucket = TokenBucket(live.commands_per_s)
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
@@ -243,17 +236,12 @@ def _execute(live: LiveServer, text: str, viewer: Viewer, bucket: TokenBucket) -
 
 async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
     while True:
-        message = await viewer.get()
-        if isinstance(message, bytes):
-            await socket.send_bytes(message)
-        else:
-            await socket.send_text(message)
+        await send(socket, await viewer.queue.get())
 
 
-def page_info(
-    decoder: Decoder, source: Source | None, settings: LiveSettings, floor: FloorRates | None = None
-) -> dict[str, Any]:
+def page_info(session: LiveSession, source: Source | None, floor: FloorRates | None = None) -> dict[str, Any]:
     """Description of the model and of the trials to replay, fetched once by the page."""
+    decoder = session.decoder
     words, delay, sessions = decoder.word_search, decoder.delay, decoder.sessions
     has_bins = not isinstance(source, RedisLogits)
     return {
@@ -269,7 +257,7 @@ def page_info(
         "head": decoder.head,
         "words": decoder.decodes_words,
         "n_words": len(words.words) if words else 0,
-        "phrase": settings.start.phrase is not None,
+        "phrase": session.options.phrase is not None,
         "simulated": isinstance(source, Replay) and source.trials.store.simulated,
         "floor": None if floor is None else vars(floor),
         "replay": [_trial_info(t) for t in source.trials.trials] if isinstance(source, Replay) else None,

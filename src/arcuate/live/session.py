@@ -1,8 +1,8 @@
 """The decoding thread: items arrive through a bounded queue, events leave without ever blocking.
 
 One push of bins: a source puts a `Chunk` into the queue; `InputValidator` repairs it; `Endpointer` passes it to
-`StreamingDecoder` and emits partial and final text; the recorder writes bins and events; `publish` sends events,
-channel activity and phoneme probabilities to the viewers.
+`Decoder` and emits partial and final text; the recorder writes bins and events; `publish` sends events, channel
+activity and phoneme probabilities to the viewers.
 """
 
 import os
@@ -21,19 +21,28 @@ import numpy as np
 from arcuate.data.trial import BIN_MS
 from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import align_words
 from arcuate.evaluation.unlabelled import ErrorReference
-from arcuate.live.config import LiveSettings
 from arcuate.live.endpointing import Endpointer, Event
-from arcuate.live.images import RasterEncoder, encode_posteriors
-from arcuate.live.input import AdaptationChanged, Chunk, Command, End, InputValidator, Item, LogProbs, Mark
+from arcuate.live.input import (
+    AdaptationChanged,
+    Chunk,
+    Command,
+    End,
+    InputValidator,
+    Item,
+    LogProbs,
+    Mark,
+    SessionChange,
+)
+from arcuate.live.options import LiveOptions
 from arcuate.live.recorder import Recorder
+from arcuate.live.viewers import RasterEncoder, encode_posteriors
 from arcuate.progress import logger
 
 if TYPE_CHECKING:
     from arcuate.live.adaptation import AdaptationStatus
 
-_QUEUE_SIZE = 512  # items waiting to be decoded
+QUEUE_SIZE = 512  # items waiting to be decoded
 _LATENCY_PERIOD_S = 0.5  # between two latency events
 _STALLED_S = 10.0  # spent on one item, which holds at most a few seconds of bins
 _POLL_S = 0.5  # how often a blocked producer checks that the thread is alive
@@ -49,27 +58,28 @@ class LiveSession:
     def __init__(
         self,
         decoder: Decoder,
-        settings: LiveSettings,
+        options: LiveOptions,
         publish: Publish,
         recorder: Recorder | None = None,
         error_reference: ErrorReference | None = None,
+        stalled_s: float = _STALLED_S,
     ) -> None:
         self.decoder = decoder
-        self.settings = settings
-        self._publish = publish
-        self.subscribers: list[Publish] = []  # further receivers of events, such as Redis
+        self.options = options
+        self.subscribers: list[Publish] = [publish]  # receivers of events: the page, Redis
         self.recorder = recorder
         self.error: str | None = None  # why decoding or its source has stopped
+        self._stalled_s = stalled_s
         self._stride = decoder.layout.stride
         self.latency = _LatencyMeter(deadline_ms=float(BIN_MS * self._stride))
-        self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(_QUEUE_SIZE)
-        self._validator = InputValidator(decoder.n_channels, settings.faults)
+        self._queue: queue.Queue[tuple[float, Item | None]] = queue.Queue(QUEUE_SIZE)
+        self._validator = InputValidator(decoder.n_channels, options.max_gap_s)
         self._raster = RasterEncoder(decoder.n_channels)
-        self._endpointer = Endpointer(decoder, settings, self._emit, self._on_decoded, error_reference)
+        self._endpointer = Endpointer(decoder, options, self._emit, self._on_decoded, error_reference)
         if recorder is not None:
             self._endpointer.n_sentences = len(recorder.finals)  # continue the counts of a resumed recording
             for final in recorder.finals:
-                self._endpointer.count_errors(align_words(final.get("reference"), final.get("words", ())))
+                self._endpointer.count_errors(final.get("alignment"))
         self._published_recording: bool | None = None
         self._latency_published_s = 0.0
         self._published_adaptation: AdaptationStatus | None = None
@@ -105,7 +115,7 @@ class LiveSession:
         if not self.alive or self.error is not None:
             return "stopped"
         since = self._busy_since
-        return "stalled" if since is not None and time.monotonic() - since > _STALLED_S else "ok"
+        return "stalled" if since is not None and time.monotonic() - since > self._stalled_s else "ok"
 
     @property
     def state(self) -> str:
@@ -131,9 +141,13 @@ class LiveSession:
 
     def publish(self, event: Event | bytes) -> None:
         """Send an event to all receivers, none of which may block."""
-        self._publish(event)
         for subscriber in self.subscribers:
             subscriber(event)
+
+    def fail(self, message: str) -> None:
+        """Report an error after which no more text is decoded; called by any thread."""
+        self.error = self.error or message
+        self.publish({"type": "error", "message": message})
 
     # --- decoding thread ----------------------------------------------------------------------------------
 
@@ -144,7 +158,10 @@ class LiveSession:
             try:
                 self._process_queue()
             finally:
-                self._close()
+                if self.decoder.adapter is not None:
+                    self.decoder.adapter.close()
+                if self.recorder is not None:
+                    self.recorder.close()
         except (UserError, OSError) as error:
             self.fail(str(error))
         finally:
@@ -165,33 +182,26 @@ class LiveSession:
             if self._queue.empty():
                 self.decoder.precompute()
             self._busy_since = None
-        self._busy_since = None
         if n_dropped:
             message = f"{n_dropped} queued messages were not decoded because the server stopped"
             self._emit({"type": "fault", "kind": "stop", "message": message, "action": "dropped"})
             logger.warning(message)
         self._endpointer.end(cut=True)
 
-    def _close(self) -> None:
-        if self.decoder.adapter is not None:
-            self.decoder.adapter.close()
-        if self.recorder is not None:
-            self.recorder.close()
-
-    def fail(self, message: str) -> None:
-        """Report an error after which no more text is decoded; called by any thread."""
-        self.error = self.error or message
-        self.publish({"type": "error", "message": message})
-
     def _process(self, received_s: float, item: Item | None) -> None:
         match item:
             case Chunk():
                 self._process_bins(item, received_s)
             case LogProbs():
-                self._process_log_probs(item, received_s)
+                waited = time.perf_counter() - received_s
+                self._position += len(item.log_probs) * self._stride  # as if their bins had arrived
+                self._record_latency([waited + s for s in self._endpointer.push_log_probs(item.log_probs)])
             case Mark():
                 self._validator.reset()
                 self._endpointer.start_trial(item)
+                self._publish_adaptation()
+            case SessionChange():
+                self._endpointer.change_session(item.session)
                 self._publish_adaptation()
             case End():
                 self._endpointer.end()
@@ -201,10 +211,8 @@ class LiveSession:
                 self._endpointer.open()
             case Command(name="close"):
                 self._endpointer.close()
-            case Command(name="end"):
-                self._endpointer.end()
-            case Command(name="cut"):
-                self._endpointer.end(cut=True)
+            case Command(name="end" | "cut" as name):
+                self._endpointer.end(cut=name == "cut")
             case Command(name="reset_adaptation"):
                 self.decoder.reset_adaptation()
                 self._publish_adaptation()
@@ -226,11 +234,6 @@ class LiveSession:
         if sum(map(len, self._unsent_bins)) >= _RASTER_BINS:
             self.publish(self._raster.encode(np.concatenate(self._unsent_bins)))
             self._unsent_bins.clear()
-
-    def _process_log_probs(self, item: LogProbs, received_s: float) -> None:
-        waited = time.perf_counter() - received_s
-        self._position += len(item.log_probs) * self._stride  # as if their bins had arrived
-        self._record_latency([waited + s for s in self._endpointer.push_log_probs(item.log_probs)])
 
     def _record_latency(self, seconds: list[float]) -> None:
         """Record the time from the arrival of bins to the text of their frames."""
@@ -288,12 +291,11 @@ class _LatencyMeter:
         self.max_ms = max(self.max_ms, ms)
 
     def summary(self) -> dict[str, float | int | None]:
-        values = np.array(self.recent)
-        measured = len(values) > 0
+        p50, p99 = np.percentile(self.recent, (50, 99)).tolist() if self.recent else (None, None)
         return {
-            "frame_ms_p50": float(np.percentile(values, 50)) if measured else None,
-            "frame_ms_p99": float(np.percentile(values, 99)) if measured else None,
-            "frame_ms_max": self.max_ms if measured else None,
+            "frame_ms_p50": p50,
+            "frame_ms_p99": p99,
+            "frame_ms_max": self.max_ms if self.recent else None,
             "missed_deadlines": self.n_missed,
             "n_frames": self.n_frames,
             "deadline_ms": self.deadline_ms,

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from arcuate.files import to_json_line
-from arcuate.live.clients import TOKEN_COOKIE
+from arcuate.live.access import TOKEN_COOKIE
 
 _REQUEST_S = 10.0  # time limit for a client to send a request
 _MORE_CONNECTIONS = 64  # in addition to viewers: the acquisition system, health checks, reloaded pages
@@ -27,6 +27,7 @@ class _BoundedHttp(H11Protocol):
     """
 
     max_connections = _MORE_CONNECTIONS
+    request_s = _REQUEST_S
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,7 +51,7 @@ class _BoundedHttp(H11Protocol):
         if is_answering or self.transport.get_protocol() not in (self, None):  # else it has become a WebSocket
             self._stop_watching()
         elif self._timer is None:
-            self._timer = self.loop.call_later(_REQUEST_S, self.transport.abort)
+            self._timer = self.loop.call_later(self.request_s, self.transport.abort)
 
     def _stop_watching(self) -> None:
         if self._timer is not None:
@@ -58,9 +59,16 @@ class _BoundedHttp(H11Protocol):
             self._timer = None
 
 
-def bounded_config(app: FastAPI, viewers: int = 0, **options: Any) -> uvicorn.Config:
+def bounded_config(
+    app: FastAPI,
+    viewers: int = 0,
+    request_s: float = _REQUEST_S,
+    more_connections: int = _MORE_CONNECTIONS,
+    **options: Any,
+) -> uvicorn.Config:
     """Configuration of a web server with limits on connections and on the time to send a request."""
-    http = type("BoundedHttp", (_BoundedHttp,), {"max_connections": viewers + _MORE_CONNECTIONS})
+    limits = {"max_connections": viewers + more_connections, "request_s": request_s}
+    http = type("BoundedHttp", (_BoundedHttp,), limits)
     return uvicorn.Config(app, http=http, log_level="warning", timeout_graceful_shutdown=2, **options)
 
 

@@ -12,7 +12,7 @@ const WINDOW = 500; // bins on screen: 10 s
 const HISTORY = 200; // sentences that can be scrolled back to
 const SPEEDS = [1, 2, 4, 8];
 const RASTER_SD = 3.5; // standard deviations above the mean of a channel that are drawn in full colour
-const GREY_PER_SD = 28, GREY_MEAN = 128; // bytes of the raster, as in images.py
+const GREY_PER_SD = 28, GREY_MEAN = 128; // bytes of the raster, as in viewers.py
 const token = new URLSearchParams(location.search).get("token");
 const suffix = token ? `?token=${encodeURIComponent(token)}` : "";
 
@@ -43,10 +43,12 @@ function wordNode(word, cls, others) {
   return node;
 }
 
+const texts = (event) => (info.words ? event.words : event.tokens); // without words, what the model decodes is shown
+
 function showPartial(event) {
   const box = byId("words");
   const focused = [...box.children].indexOf(document.activeElement);
-  const nodes = event.words.map((word, i) =>
+  const nodes = texts(event).map((word, i) =>
     wordNode(word, i < event.n_settled ? "settled" : "unsettled", event.alternatives?.[i]));
   box.replaceChildren(...nodes);
   box.dataset.kind = "partial";
@@ -67,7 +69,8 @@ function alignedNodes(event) {
 
 function finalNodes(event) {
   if (event.alignment) return alignedNodes(event);
-  return event.words.map((word, i) => doubt(wordNode(word, "settled", event.alternatives?.[i]), event, i));
+  if (event.empty) return [make("span", "hint", info.words ? "no words decoded" : `no ${info.unit}s decoded`)];
+  return texts(event).map((word, i) => doubt(wordNode(word, "settled", event.alternatives?.[i]), event, i));
 }
 
 function doubt(node, event, i) { // marks a word below the acceptance threshold
@@ -88,8 +91,7 @@ let lastFinal = null;
 function showFinal(event, silent = false) {
   moveToHistory();
   lastFinal = event;
-  const nodes = finalNodes(event);
-  byId("words").replaceChildren(...(nodes.length ? nodes : [make("span", "hint", "no words decoded")]));
+  byId("words").replaceChildren(...finalNodes(event));
   byId("words").dataset.kind = "final";
   reference = event.reference;
   showReference(event.alignment);
@@ -97,7 +99,7 @@ function showFinal(event, silent = false) {
   showErrorRate(event.running);
   showEstimate(event.estimate);
   if (silent) return;
-  byId("announce").textContent = event.text;
+  byId("announce").textContent = texts(event).join(" ");
   if (!event.cut) speak(event.text);
 }
 
@@ -339,10 +341,13 @@ function buildPhonemes() { // rows by kind, as in the report
   };
 }
 
-function receiveImage(buffer) {
-  const view = new DataView(buffer);
+function receiveImages(buffer) { // one after another
+  for (let at = 0; at < buffer.byteLength;) at += receiveImage(new DataView(buffer, at));
+}
+
+function receiveImage(view) {
   const kind = view.getUint8(0), at = view.getUint32(4, true), rows = view.getUint16(8, true), columns = view.getUint16(10, true);
-  const data = new Uint8Array(buffer, 12);
+  const data = new Uint8Array(view.buffer, view.byteOffset + 12, rows * columns);
   if (kind === 1) {
     for (const { first, n, scroll } of rasters)
       for (let i = 0; i < rows; i++)
@@ -354,6 +359,7 @@ function receiveImage(buffer) {
       for (let k = 0; k < wide; k++) phonemes.put(at - (rows - i) * wide + k, values, (v) => v / 255);
     }
   }
+  return 12 + rows * columns;
 }
 
 function draw() {
@@ -395,7 +401,7 @@ function connect() {
   socket.binaryType = "arraybuffer";
   socket.onopen = async () => { retry = 500; connected = true; rejection = null; showState(); };
   socket.onmessage = (message) => {
-    if (typeof message.data !== "string") return receiveImage(message.data);
+    if (typeof message.data !== "string") return receiveImages(message.data);
     const event = JSON.parse(message.data);
     HANDLERS[event.type]?.(event);
   };

@@ -15,7 +15,7 @@ from arcuate.data.trial import BIN_SECONDS, nearest_session
 from arcuate.decoding.decoder import Decoder
 from arcuate.errors import UserError
 from arcuate.exported.file import is_export
-from arcuate.live.input import Chunk, End, Item, Mark, Source
+from arcuate.live.input import Chunk, End, Item, Mark, SessionChange, Source
 from arcuate.progress import logger
 from arcuate.run import Run
 
@@ -31,16 +31,12 @@ class ReplayTrials:
     trials: tuple[TrialInfo, ...]
     normalise: str
     log: bool
-    stored_statistics: bool = True  # False: the stream uses its running statistics, as with bins of a rig
 
     def statistics(self, info: TrialInfo) -> Statistics | None:
         """Statistics as in offline evaluation: of the block, or of the trials before."""
         if self.normalise == "block":
             return self.store.block_statistics(info, self.log)
         return self.store.past_statistics(info, self.log) if self.normalise == "rolling" else None
-
-    def mark(self, info: TrialInfo) -> Mark:
-        return Mark(info.id, info.session, info.text, self.statistics(info) if self.stored_statistics else None)
 
 
 def open_replay(run: Path, decoder: Decoder, data: str | Path | None, split: str, session: str | None) -> ReplayTrials:
@@ -52,11 +48,8 @@ def open_replay(run: Path, decoder: Decoder, data: str | Path | None, split: str
         raise UserError(f"{run} does not contain recordings; give a store to replay with --data")
     if data is None and not Run(run).environment_file.is_file():
         raise UserError(f"{run} does not record its training store; give a store with --data")
-    trained_on = _trained_on(run, decoder)
-    store = Store.open(Path(data) if data else Run(run).store_path())
-    store.check_trained_on(trained_on)
-    if store.n_channels != decoder.n_channels:
-        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
+    store = _open_store(Path(data) if data else Run(run).store_path(), decoder)
+    store.check_trained_on(_trained_on(run, decoder))
     layout, adapts = decoder.layout, decoder.adapter is not None
     sessions = store.sessions if adapts else decoder.sessions
     chosen = None if split == "all" else split
@@ -71,6 +64,13 @@ def open_replay(run: Path, decoder: Decoder, data: str | Path | None, split: str
     assert isinstance(decoder.model, TorchModel)
     log_new_sessions(store, decoder.model.model, trials)
     return replace(found, trials=tuple(trials))
+
+
+def _open_store(path: Path, decoder: Decoder) -> Store:
+    store = Store.open(path)
+    if store.n_channels != decoder.n_channels:
+        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
+    return store
 
 
 def _trained_on(run: Path, decoder: Decoder) -> dict[str, Any]:
@@ -96,9 +96,7 @@ def seed_statistics(run: Path, decoder: Decoder, data: str | Path | None) -> Non
             " name a store of earlier recordings with --data"
         )
         return
-    store = Store.open(path)
-    if store.n_channels != decoder.n_channels:
-        raise UserError(f"{store.path} has {store.n_channels} channels, but the model expects {decoder.n_channels}")
+    store = _open_store(path, decoder)
     train = [t for t in store.trials if t.split == "train"]
     last = {t.session: t for t in train or store.trials}
 
@@ -134,7 +132,10 @@ def select_trials(
 
 
 class Replay(Source):
-    """Replays trials in order and in a loop; can be paused, sped up and moved to another trial."""
+    """Replays trials in order and in a loop; can be paused, sped up and moved to another trial.
+
+    A `continuous` replay marks no trials, as a rig that sends nothing but bins.
+    """
 
     def __init__(
         self,
@@ -143,12 +144,14 @@ class Replay(Source):
         speed: float = 1.0,
         pause_s: float = _PAUSE_S,
         loop: bool = True,
+        continuous: bool = False,
     ) -> None:
         super().__init__("replay")
         self.trials = trials
         self.put = put
         self.pause_s = pause_s
         self.loop = loop
+        self.continuous = continuous
         self.speed = _check_speed(speed)
         self.paused = False
         self.position = 0
@@ -189,12 +192,16 @@ class Replay(Source):
     # --- replay thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        trials = self.trials.trials
+        trials, session = self.trials.trials, None
         while not self._stopped.is_set() and self.position < len(trials):
             info = trials[self.position]
             bins = self.trials.store.read_bins(info)
-            self.put(self.trials.mark(info))
-            if self._play(bins) and self._pause_between(0.25):
+            if not self.continuous:
+                self.put(Mark(info.id, info.session, info.text))
+            elif info.session != session:
+                self.put(SessionChange(info.session))
+            session = info.session
+            if self._play(bins) and not self.continuous and self._pause_between(0.25):
                 self.put(End())
                 self._pause_between(0.75)
             self.position = self._next()

@@ -1,34 +1,21 @@
-"""Clients of the server: access control, rate limits, and message queues.
+"""Who may connect to a server of this machine: addresses, host names, tokens, rates."""
 
-A slow viewer misses images and does not delay others.
-"""
-
-import asyncio
 import hmac
-import json
 import re
 import secrets
 import socket
 import time
-import unicodedata
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from arcuate.errors import UserError
-from arcuate.files import to_json_line
-from arcuate.live.images import ImageHistory
 
 TOKEN_COOKIE = "arcuate_token"
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _MIN_TOKEN = 8
 _TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},200}}")
-_MAX_TEXT = 2000  # characters of a text sent by a client
-_MAX_FINALS = 200  # sentences sent to a viewer when it connects
-_Message = str | bytes
 
 
 @dataclass(frozen=True)
@@ -143,113 +130,3 @@ class TokenBucket:
             return False
         self._tokens -= 1
         return True
-
-
-# --- viewers ----------------------------------------------------------------------------------------------
-
-
-class Viewer:
-    """Queue of messages to one viewer; used in the event loop only."""
-
-    def __init__(self, capacity: int) -> None:
-        self.queue: deque[_Message] = deque()
-        self.capacity = capacity
-        self.n_dropped = 0
-        self.ready = asyncio.Event()
-
-    def offer(self, message: _Message) -> bool:
-        """Queue a message; return False if the queue is full."""
-        if len(self.queue) >= self.capacity:
-            self.n_dropped += 1
-            return False
-        self.queue.append(message)
-        self.ready.set()
-        return True
-
-    async def get(self) -> _Message:
-        while not self.queue:
-            self.ready.clear()
-            await self.ready.wait()
-        return self.queue.popleft()
-
-
-class Broadcaster:
-    """Sends messages to all viewers; keeps the current state for viewers that connect late or fall behind."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None, max_viewers: int, capacity: int) -> None:
-        self.loop = loop  # None before the server has started
-        self.max_viewers = max_viewers
-        self.capacity = capacity
-        self.viewers: set[Viewer] = set()
-        self._latest: dict[str, dict[str, Any]] = {}
-        self._finals: deque[dict[str, Any]] = deque(maxlen=_MAX_FINALS)
-        self._images = ImageHistory()
-
-    def publish(self, message: dict[str, Any] | bytes) -> None:
-        """Send a message from any thread; never blocks."""
-        if self.loop is None:
-            self._send_to_all(message)
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._send_to_all, message)
-
-    def join(self) -> Viewer:
-        if len(self.viewers) >= self.max_viewers:
-            raise UserError(f"the maximum of {self.max_viewers} viewers is reached; close another page first")
-        viewer = Viewer(self.capacity)
-        viewer.offer(self.snapshot())
-        for image in self._images.merged():
-            viewer.offer(image)
-        self.viewers.add(viewer)
-        return viewer
-
-    def leave(self, viewer: Viewer) -> None:
-        self.viewers.discard(viewer)
-
-    def snapshot(self) -> str:
-        """The current state in one message."""
-        return to_json_line({"type": "snapshot", "finals": list(self._finals), "now": self._latest})
-
-    def restore(self, finals: list[dict[str, Any]]) -> None:
-        self._finals.extend(finals)
-
-    def _send_to_all(self, message: dict[str, Any] | bytes) -> None:
-        if isinstance(message, dict):
-            self._update_state(message)
-        else:
-            self._images.add(message)
-        encoded = message if isinstance(message, bytes) else to_json_line(message)
-        for viewer in self.viewers:
-            if not viewer.offer(encoded) and isinstance(encoded, str):
-                viewer.queue.clear()  # text must not be lost: a snapshot replaces what was queued
-                viewer.offer(self.snapshot())
-
-    def _update_state(self, event: dict[str, Any]) -> None:
-        kind = event["type"]
-        if kind == "final":
-            self._finals.append(event)
-            self._latest.pop("partial", None)
-        elif kind != "fault":
-            self._latest[kind] = event
-        if kind == "trial":
-            self._latest.pop("partial", None)
-
-
-def parse_command(text: str) -> dict[str, Any]:
-    """Parse a client's command, which is untrusted."""
-    try:
-        command = json.loads(text)
-    except (ValueError, RecursionError):
-        command = None
-    if not isinstance(command, dict) or not isinstance(command.get("type"), str):
-        raise UserError("a command must be a JSON object with a type")
-    return command
-
-
-def check_text(text: str, name: str) -> str:
-    """Reject characters that cannot be stored: lone surrogates (files, WebSockets) and NUL (HDF5)."""
-    if len(text) > _MAX_TEXT:
-        raise UserError(f"{name} has {len(text)} characters; at most {_MAX_TEXT} are accepted")
-    invalid = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs")), None)
-    if invalid is not None:
-        raise UserError(f"{name} contains {invalid!a}, which cannot be stored as text")
-    return text

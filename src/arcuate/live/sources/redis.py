@@ -1,7 +1,7 @@
-"""Streams of a rig: Lab Streaming Layer (extra: lsl) and Redis (extra: redis).
+"""Streams of a Redis server: bins, or logits for which only the word search runs here.
 
-Redis carries bins, or logits for which only the word search runs here. Logits use the stream and field names of the
-official decoder, so that a rig that talks to its language model process can use this one instead:
+Logits use the stream and field names of the official decoder, so that a rig that talks to its language model process
+can use this one instead:
 
     in   remote_lm_input {logits: float32 bytes, rows of 41: BLANK, SIL, AA … ZH}
          remote_lm_reset, remote_lm_finalize, remote_lm_update_params
@@ -31,9 +31,6 @@ INPUT, RESET, FINALIZE, UPDATE = ("remote_lm_input", "remote_lm_reset", "remote_
 PARTIAL, FINAL = "remote_lm_output_partial", "remote_lm_output_final"
 READ_COUNT = 512  # entries of a stream read at once
 
-_LSL_TIMEOUT_S = 10.0
-_LSL_BUFFER_S = 60  # kept by the inlet if this process is late; older bins are lost
-
 _OFFICIAL_ORDER = (BLANK_NAME, SILENCE_NAME, *PHONEMES)
 _BLOCK_MS = 100
 _MAX_ROWS = 100_000
@@ -51,61 +48,6 @@ _EMPTY_FINAL = {"lm_response_final": "", "scoring": "", "context_str": ""}
 _Fields = Mapping[bytes, bytes]
 Put = Callable[[Item], object]
 Publish = Callable[[Event], None]
-
-
-# --- Lab Streaming Layer ----------------------------------------------------------------------------------
-
-
-class LslBins(Source):
-    """An LSL inlet: one sample per bin, one channel per feature.
-
-    Timestamps are passed on, so gaps and clock jumps are detected.
-    """
-
-    def __init__(self, name: str, n_channels: int, put: Put) -> None:
-        super().__init__(f"the LSL stream {name!r:.60}")
-        self.put = put
-        self.inlet = _open_inlet(name, n_channels)
-
-    def stop(self) -> None:
-        super().stop()
-        self.inlet.close_stream()
-
-    def _run(self) -> None:
-        import pylsl
-
-        while not self._stopped.is_set():
-            try:
-                samples, times = self.inlet.pull_chunk(timeout=0.02, max_samples=256)
-            except pylsl.util.LostError:  # the outlet has disappeared; retry until it is back
-                self._stopped.wait(0.2)
-                continue
-            if times:
-                self.put(Chunk(np.array(samples, np.float32), float(times[-1])))
-
-
-def _open_inlet(name: str, n_channels: int) -> Any:
-    try:
-        import pylsl
-    except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"Lab Streaming Layer is not available ({error}); install it with: pip install 'arcuate[live]'"
-        ) from None
-    found = pylsl.resolve_byprop("name", name, timeout=_LSL_TIMEOUT_S)
-    if not found:
-        raise UserError(f"no LSL stream named {name!r} was found within {_LSL_TIMEOUT_S:g} s; start it and try again")
-    if found[0].channel_count() != n_channels:
-        raise UserError(
-            f"the LSL stream {name!r} has {found[0].channel_count()} channels, but the model expects {n_channels}"
-        )
-    if found[0].channel_format() == pylsl.cf_string:
-        raise UserError(f"the LSL stream {name!r} contains text, but bins are numbers; choose another with --stream")
-    inlet = pylsl.StreamInlet(found[0], max_buflen=_LSL_BUFFER_S, recover=True, processing_flags=pylsl.proc_clocksync)
-    inlet.open_stream(timeout=_LSL_TIMEOUT_S)  # buffers from now on, while the clocks are synchronised
-    return inlet
-
-
-# --- Redis ------------------------------------------------------------------------------------------------
 
 
 def connect(url: str) -> Any:
