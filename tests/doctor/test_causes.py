@@ -113,9 +113,39 @@ def test_first_cause_of_a_fault(tmp_path: Path, fault: str) -> None:
 
 def test_causes_that_a_log_cannot_separate_have_a_test_each_and_no_remedy(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, made_log(*FAULTS["labels of other trials"][:3]))
-    assert "cannot tell 2 causes apart" in diagnosis.suggestion
+    assert "cannot tell 3 causes apart" in diagnosis.suggestion
     assert all(not cause.changes and "train" in cause.change for cause in diagnosis.causes[:1])
     assert not diagnosis.fix()
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.08])
+def test_plateau_of_both_losses_is_not_blamed_on_regularisation(tmp_path: Path, lr: float) -> None:
+    """A rate ten times too high: both losses fall slowly together, and the error rate stays where it was."""
+    per, val = 0.75 + 0.01 * NOISE, fall((60, 3.7), (400, 3.0), start=4.0)
+    rate = {"lr": np.full(len(STEPS), lr)} if lr else {}
+    diagnosis = diagnosed(tmp_path, made_log(per, val, val * (1 - 0.02 * NOISE), **rate))
+    first = diagnosis.causes[0]
+    assert (diagnosis.primary, first.factor) == ("plateaued", "learning_rate")
+    assert not any("too little" in cause.cause for cause in diagnosis.causes)
+    if lr:  # no published recipe has such a rate
+        assert "too high" in first.cause and diagnosis.fix().overrides["schedule.peak_lr"] < lr
+    else:  # both directions look alike
+        assert "at three times and at a third" in first.change and not diagnosis.fix()
+
+
+def test_memorised_sentences_are_overfitting_although_the_error_rate_is_flat(tmp_path: Path) -> None:
+    per = curve((0, 0.85), (40, 0.71), (400, 0.69))
+    val = curve((0, 3.9), (40, 3.1), (200, 3.8), (400, 3.86))
+    diagnosis = diagnosed(tmp_path, made_log(per, val, curve((0, 4.6), (60, 0.4), (120, 0.04), (400, 0.04))))
+    assert (diagnosis.primary, diagnosis.causes[0].factor) == ("overfit", "regularisation")
+
+
+def test_advised_clipping_is_the_norm_before_the_explosion(tmp_path: Path) -> None:
+    norms = np.r_[2.0, 2.2, 2.1, 2.0, 2.2, 50, 1e4, np.full(14, 1e6)]
+    loss = np.r_[fall((60, 5.0), start=9)[:6], 8, 30, np.full(13, 60.0)]
+    per = np.r_[np.linspace(1, 0.6, 6), np.full(15, 0.97)]
+    diagnosis = diagnosed(tmp_path, made_log(per, loss, loss, grad_norm=norms))
+    assert "clip gradients to about 2," in diagnosis.suggestion
 
 
 def test_untrained_output_is_not_something_the_run_had_reached(tmp_path: Path) -> None:

@@ -238,7 +238,8 @@ def _collapsed(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
             " noise, and stayed there: its updates are neither much too small nor much too large"
         )
         labels = replace(labels, score=_FIRST + 0.1, facts={"reason": reason})
-    return [Cause("lr_unknown", "learning_rate", _FIRST), labels, *_input(m)]
+    reason = "too large updates end in a constant output, and too small ones never leave the blank output"
+    return [Cause("lr_unknown", "learning_rate", _FIRST, {"reason": reason}), labels, *_input(m)]
 
 
 def _input(m: Measurements) -> list[Cause]:
@@ -304,6 +305,7 @@ def _gradients_grow_while_learning(m: Measurements) -> bool:
 
 def _plateaued(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
     stuck = m.train_loss_trend is None or m.train_loss_trend > -LOSS_TREND
+    stopped = m.late_val_loss is None or m.late_val_loss > _STOPPED
     gap, labels = m.loss_gap, _labels(m)
     underfit = gap is not None and gap <= _UNDERFIT
     causes = [*higher_learning_rate(m, updates, stuck), *_different_splits(m)]
@@ -320,10 +322,10 @@ def _plateaued(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
             if stuck
             else "it limits how well the training data can be fitted"
         )
-        still_falls = m.late_val_loss is None or m.late_val_loss <= _STOPPED
+        still_falls = m.late_val_loss is None or not stopped
         score = 0.6 if underfit else _SECOND if stuck and still_falls else _FOURTH
         causes.append(_less_regularisation(m, reason, score))
-    if not stuck and not underfit:
+    if not stuck and not underfit and (stopped or (m.split_ratio or 1.0) > _GAP):
         reason = "training continues to improve, validation does not"
         causes.append(_more_regularisation(m, "too_little_regularisation", reason, _FIRST, masks_first=True))
     return [*causes, *_run_too_short(m)]
@@ -442,14 +444,14 @@ def _too_short(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:
     every = max(1, min(100, (m.log.settings.get("train.steps") or 2000) // 20))
     has_rows = m.log.is_arcuate and len(m.log.train_loss.finite) >= _MIN_ROWS
     change = (Change("train.validate_every", every),)
-    causes = [Cause("few_evaluations", "length", _LAST if has_rows else _FIRST, {"n": m.n}, change)]
+    few = Cause("few_evaluations", "length", _LAST if has_rows else _FIRST, {"n": m.n}, change)
     if m.stuck_train_loss:
-        causes += _collapsed(lead, m, updates)
-    elif has_rows and updates.direction == "too_large":
-        causes.append(learning_rate_too_high(m, None, updates))
-    elif has_rows and updates.direction == "too_small":
-        causes += updates_too_small(m, updates)
-    return causes
+        return [*_collapsed(lead, m, updates), few]
+    if has_rows and updates.direction == "too_large":
+        return [learning_rate_too_high(m, None, updates), few]
+    if has_rows and updates.direction == "too_small":
+        return [*updates_too_small(m, updates), few]
+    return [few]
 
 
 def _healthy(lead: Finding, m: Measurements, updates: Updates) -> list[Cause]:

@@ -41,6 +41,7 @@ _NAMES = {
     "schedule.peak_lr": "the learning rate",
     "schedule.lr": "the learning rate",
     "encoder.dropout": "dropout",
+    "encoder.width": "the width",
     "augment.white_noise_sd": "white noise",
     "train.steps": "the number of steps",
     "train.clip_norm": "the clipping norm",
@@ -100,8 +101,9 @@ def describe_changes(changes: Iterable[Change]) -> str:
 
 
 def leading_causes(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """The causes that the log cannot tell apart from the first one, if that is one of the data or the program."""
-    return tuple(c for c in causes if c.factor in UNSEPARATED) if causes and causes[0].factor in UNSEPARATED else ()
+    """The causes that the log cannot tell apart from the first one, if only a test can."""
+    untold = [c for c in causes if c.factor in UNSEPARATED or c.kind == "lr_unknown"]
+    return tuple(untold) if untold and untold[0] is causes[0] else ()
 
 
 # Causes that leave the same trace in a log; each has the cheapest test that tells it from the others.
@@ -124,7 +126,7 @@ SENTENCES: Mapping[str, Sentence] = {
     ),
     "lr_unknown": Sentence(
         "the learning rate does not match eps and the loss reduction",
-        "steps that are too large end in a constant output, and steps that are too small never leave the blank output",
+        "{reason}",
         "train a few hundred steps at three times and at a third of the learning rate, and follow the better one",
     ),
     "lr_of_guard": Sentence(

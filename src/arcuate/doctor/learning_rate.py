@@ -59,11 +59,10 @@ def higher_learning_rate(m: Measurements, updates: Updates, stuck: bool) -> list
         if stuck and m.train_loss_trend is not None
         else "learning rate, eps and loss reduction must match"
     )
+    if not m.log.settings or peak is None:  # nothing shows the direction
+        return [Cause("lr_unknown", "learning_rate", _SECOND + 0.02 if stuck else _THIRD, {"reason": reason})]
     facts = {"reason": reason, "longer": ""}
-    if peak is None:
-        change = Change(_peak_setting(m), times=3.0)
-        return [Cause("lr_too_low_or_decayed", "learning_rate_low", _THIRD, facts, (change,))]
-    limit = MAX_STEP if m.log.settings and updates.damping > 0.5 else 2 * MAX_STEP / min(1.0, updates.damping)
+    limit = MAX_STEP if updates.damping > 0.5 else 2 * MAX_STEP / min(1.0, updates.damping)
     if 4 * peak > limit:
         return []
     if keys := [key for key in LENGTH_SETTINGS if key in m.log.settings]:

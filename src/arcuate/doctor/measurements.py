@@ -262,14 +262,16 @@ class Measurements:
         loss = self.log.val_loss.finite.values
         return None if self.chance_loss is None else float(np.median(loss[-3:])) / self.chance_loss
 
-    @cached_property
+    @property
     def loss_gap(self) -> float | None:
-        """Validation / training loss at the end; None if they are not comparable.
+        """Validation / training loss at the end; None unless the log starts before the model was trained."""
+        return None if self._first_fall is None else self.split_ratio
 
-        They are comparable if the log starts before the model was trained and both start at a similar level.
-        """
+    @cached_property
+    def split_ratio(self) -> float | None:
+        """Validation / training loss at the end; None unless both start at a similar level."""
         train, val = self.log.train_loss.finite, self.log.val_loss.finite
-        if len(train) < 6 or len(val) < 4 or self._first_fall is None:
+        if len(train) < 6 or len(val) < 4:
             return None
         late = float(np.median(train.values[-max(3, len(train) // 8) :]))
         similar = 0.4 <= float(val.values[0]) / max(float(train.values[:3].max()), 1e-9) <= 2.5

@@ -195,8 +195,9 @@ def _overfit(m: Measurements, limits: Limits) -> Finding | None:
     if m.regression >= max(limits.rate_rose, 2 * m.noise):
         text += f", and {name} ended {_relative(m.regression)} above its best at step {m.best_step:,}"
         return Finding("overfit", (text, *_train_loss_text(m)), step)
-    if step <= m.step_at(2 / 3) and gain_since < limits.rate_rose:
-        return Finding("overfit", (f"{text}, and {name} has not improved since", *_train_loss_text(m)), step)
+    is_flat = gain_since < limits.rate_rose or (m.best >= limits.high_anywhere and m.gain < limits.flat)
+    if step <= m.step_at(2 / 3) and is_flat:
+        return Finding("overfit", (f"{text}, and {name} has hardly improved since", *_train_loss_text(m)), step)
     text += f" while {name} improved by another {_relative(gain_since)}: harmless over-confidence"
     return Finding("overfit", (text,), step, minor=True)
 

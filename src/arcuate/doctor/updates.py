@@ -14,6 +14,7 @@ _HARD = 0.1  # clipping norm / gradient norm
 _RISING = 2.0  # ratio of late to early gradient norms
 _MOVED = 0.1  # relative rise of the training loss above its lowest level
 _SLOW_FALL = 0.25  # fraction of the run that the first fall of the loss takes if updates are too small
+_HIGHEST_PUBLISHED = 0.02  # learning rate, of the official '24 recipe with eps 0.1
 _NOISY = 0.02  # relative noise of the validation loss between evaluations if updates are too large
 
 
@@ -48,6 +49,9 @@ def _direction(m: Measurements, known: LoggedUpdates, rising: bool) -> tuple[Dir
         return "too_large", "gradients are not finite or their norm rises"
     if judged.direction != "unclear":
         return judged.direction, judged.reason
+    peak = float(m.log.lr.finite.values.max(initial=0))
+    if not m.log.settings and peak > 2 * _HIGHEST_PUBLISHED:
+        return "too_large", f"the learning rate reached {peak:.2g}; published recipes have at most {_HIGHEST_PUBLISHED}"
     if not m.log.settings and not m.learnt and (shape := _direction_by_shape(m)) is not None:
         return shape
     movement = _movement(m.log.train_loss)
