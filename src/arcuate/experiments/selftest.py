@@ -44,13 +44,13 @@ from arcuate.live.bench import replay_sentences, time_stream
 from arcuate.live.sources.replay import open_replay
 from arcuate.models.config import (
     AnyEncoderSettings,
-    ConvStemSettings,
     FrontEndSettings,
     GRUSettings,
     ModelConfig,
     ModelSettings,
     Patch,
     RuntimeSettings,
+    SmoothingSettings,
     SSMSettings,
     TransformerSettings,
 )
@@ -198,6 +198,14 @@ class _Machine:
     def state(self, recipe: Recipe, precision: str, name: str) -> TrainingState:
         model = build_model(recipe, self.store, self.selection).to(self.device)
         return TrainingState(model, recipe, create_run(self.folder / name, recipe, {}), precision)
+
+    def training_step(self, name: str) -> tuple[Callable[[], object], PlannedBatches]:
+        """Gradients of the first batch, with one transfer of the metrics; and the batches."""
+        recipe = self.recipe()
+        state, planned = self.state(recipe, "fp32", name), self.batches(recipe)
+        batch, encode = planned[0].to(self.device), partial(encode_for_training, state.model)
+        state.model.train()
+        return lambda: compute_gradients(state, encode, [batch], self.device, Distributed()).read(), planned
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Time some work in seconds: CPU time on a CPU, so that other processes do not count, else wall-clock time."""
@@ -387,13 +395,7 @@ def _check_synchronisations(machine: _Machine) -> Iterator[Check]:
     if machine.device.type != "cuda":
         yield Check(name, "skipped", remedy="only applies to a GPU")
         return
-    recipe = machine.recipe()
-    state, batch = machine.state(recipe, "fp32", "reads"), machine.batches(recipe)[0].to(machine.device)
-    encode = partial(encode_for_training, state.model)
-    state.model.train()
-
-    def step() -> None:
-        compute_gradients(state, encode, [batch], machine.device, Distributed()).read()
+    step, _ = machine.training_step("reads")
 
     def ctc() -> None:
         log_probs = torch.zeros(20, 2, 5, device=machine.device, requires_grad=True).log_softmax(-1)
@@ -426,12 +428,7 @@ def _count_synchronisations(work: Callable[[], object]) -> int:
 
 def _check_loading(machine: _Machine) -> Iterator[Check]:
     """Compare the time to read a batch in one process with the time of a training step."""
-    recipe = machine.recipe()
-    state, planned = machine.state(recipe, "fp32", "loading"), machine.batches(recipe)
-    batch = planned[0].to(machine.device)
-    encode = partial(encode_for_training, state.model)
-    state.model.train()
-    step = lambda: compute_gradients(state, encode, [batch], machine.device, Distributed()).read()
+    step, planned = machine.training_step("loading")
     step()
     computing = median(machine.seconds(step) for _ in range(5))
     loading = median(machine.seconds(lambda p=p: planned[p]) for p in range(1, 6))  # type: ignore[misc]
@@ -510,18 +507,10 @@ class PlainModel(nn.Module):
 
 def _without_extras(recipe: Recipe) -> ModelSettings:
     """Encoder and patches of a recipe, without the parts that the plain torch.nn model lacks, such as dropout."""
-    kept, encoder = recipe.model.front_end, recipe.model.encoder
-    smoothing = kept.smoothing.model_copy(update={"sd": 0.0})
-    session_layer = kept.session_layer.model_copy(update={"dropout": 0.0})
-    changed = {
-        "stem": ConvStemSettings(),
-        "smoothing": smoothing,
-        "session_layer": session_layer,
-        "normalise": "none",
-        "log1p": False,
-    }
+    encoder, smoothing = recipe.model.encoder, SmoothingSettings(sd=0.0)
+    front_end = FrontEndSettings(patch=recipe.front_end.patch, smoothing=smoothing, normalise="none")
     dropouts = {name: 0.0 for name in type(encoder).model_fields if name.endswith("dropout")}
-    return ModelSettings(front_end=kept.model_copy(update=changed), encoder=encoder.model_copy(update=dropouts))
+    return ModelSettings(front_end=front_end, encoder=encoder.model_copy(update=dropouts))
 
 
 def _time_both(machine: _Machine, config: ModelConfig, n_trials: int, n_bins: int) -> tuple[float, float]:
@@ -593,14 +582,9 @@ GROUPS: tuple[tuple[str, Group], ...] = (
 
 
 def _describe_device(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return {
-            "type": "cuda",
-            "name": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "memory_mb": round(properties.total_memory / 1e6),
-            "count": torch.cuda.device_count(),
-        }
-    name = platform.processor() or platform.machine()
-    return {"type": "cpu", "name": name, "cores": count_cores(), "threads": torch.get_num_threads()}
+    if device.type == "cpu":
+        name = platform.processor() or platform.machine()
+        return {"type": "cpu", "name": name, "cores": count_cores(), "threads": torch.get_num_threads()}
+    found = torch.cuda.get_device_properties(device)
+    size = {"memory_mb": round(found.total_memory / 1e6), "count": torch.cuda.device_count()}
+    return {"type": "cuda", "name": found.name, "capability": f"{found.major}.{found.minor}", **size}
