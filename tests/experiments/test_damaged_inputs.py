@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import arcuate as package
-from arcuate.cli.show_results import print_evaluation
 from arcuate.data.prepare import prepare
 from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
@@ -73,14 +72,10 @@ def spoil_session(store: Path) -> str:
     return session
 
 
-def test_modified_store_is_not_scored(run: Path, store: Path) -> None:
+def test_modified_store_is_neither_scored_nor_trained_on(run: Path, store: Path) -> None:
     session = spoil_session(store)
     with pytest.raises(UserError, match=f"{session}/val/.*prepare"):
         evaluate(run, data=store)
-
-
-def test_modified_store_is_not_trained_on(run: Path, store: Path) -> None:
-    session = spoil_session(store)
     for resume, path in ((True, run), (False, run.with_name("new"))):
         with pytest.raises(UserError, match=f"{session}/train/.*prepare"):
             train("tiny", store, path, overrides=FEW, resume=resume)
@@ -122,12 +117,6 @@ def test_additional_trials_of_another_store_are_counted(run: Path, other_store: 
     assert summary["n_trials"] == sum(t.split == "val" for t in store.trials) - len(unknown)
 
 
-def test_label_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_evaluation(evaluate(run, label="beam"))
-    assert str(run / "results" / "val.beam.jsonl") in capsys.readouterr().err.replace("\n", "")
-    assert (run / "results" / "val.beam.jsonl").is_file()
-
-
 # --- a model that was imported ---------------------------------------------------------------------------
 
 
@@ -151,6 +140,8 @@ def imported(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
     folder, store = imported
+    with pytest.raises(UserError, match="--data STORE"):
+        evaluate(folder)
     summary = evaluate(folder, data=store).to_dict()
     n_sessions = len(package.load(folder).sessions)
     assert summary["n_trials"] == 3 * n_sessions and summary["per"] is not None
@@ -160,11 +151,6 @@ def test_imported_model_is_scored(imported: tuple[Path, Path]) -> None:
     assert write_report(open_run(folder)).is_file()
 
 
-def test_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
-    with pytest.raises(UserError, match="--data STORE"):
-        evaluate(imported[0])
-
-
 # --- devices and YAML ------------------------------------------------------------------------------------
 
 
@@ -172,12 +158,6 @@ def test_imported_model_needs_a_store(imported: tuple[Path, Path]) -> None:
 def test_unknown_device_is_rejected(run: Path, device: str) -> None:
     with pytest.raises(UserError, match="device"):
         package.load(run, device=device)
-
-
-def test_unavailable_cuda_is_rejected(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match="device"):
-        package.load(run, device="cuda")
 
 
 def test_invalid_date_does_not_prevent_a_report(run: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from arcuate.config import inner_models, known_paths, merge, to_tree, to_yaml
+from arcuate.config import inner_models, known_paths, to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.other_names import NAMES as OTHER_NAMES
 from arcuate.experiments.recipe import DOCUMENTED_RUNS, RECIPE_GROUPS, Recipe, list_recipes, load_recipe, recipe_names
@@ -25,21 +25,12 @@ def test_every_packaged_recipe_loads_and_survives_its_own_yaml(tmp_path) -> None
 
 def test_overrides_set_nested_values() -> None:
     recipe = load_recipe(
-        "tiny", ["train.steps=7", "optimizer.eps=1e-3", "data.sessions=[a, b]", "train.clip_norm=null"]
+        "tiny", ["train.steps=1e4", "optimizer.eps=1e-3", "data.sessions=[a, b]", "train.clip_norm=null"]
     )
-    assert recipe.train.steps == 7
+    assert recipe.train.steps == 10_000
     assert recipe.optimizer.eps == 1e-3
     assert recipe.data.sessions == ("a", "b")
     assert recipe.train.clip_norm is None
-
-
-def test_integers_may_be_written_with_an_exponent() -> None:
-    assert load_recipe("tiny", ["train.steps=1e4"]).train.steps == 10_000
-
-
-def test_another_kind_replaces_a_component() -> None:
-    recipe = load_recipe("b2t25-gru", ["schedule.kind=constant", "schedule.peak_lr=0.1"])
-    assert to_tree(recipe)["schedule"] == {"kind": "constant", "peak_lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -164,17 +155,6 @@ def test_every_number_has_a_range() -> None:
     assert not endless
 
 
-def test_extending_oneself_is_rejected(tmp_path) -> None:
-    path = tmp_path / "loop.yaml"
-    path.write_text(f"extends: {path}\n")
-    with pytest.raises(UserError, match="extends itself"):
-        load_recipe(str(path))
-
-
-def test_merge_is_recursive() -> None:
-    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
-
-
 def test_official_25_learning_rates_are_exact() -> None:
     """Warm-up from zero, peak after 1,000 steps, floor at 120,000 and beyond."""
     recipe = load_recipe("b2t25-gru")
@@ -210,24 +190,15 @@ def test_recipes_are_listed_by_group() -> None:
     ("given", "ours"),
     [
         ("lrStart=0.001", "schedule.kind=constant schedule.peak_lr=0.001"),
-        ("lr_max=0.005", "schedule.peak_lr=0.005"),
-        ("epsilon=0.1", "optimizer.eps=0.1"),
         ("whiteNoiseSD=0.8", "augment.white_noise_sd=0.8"),
-        ("white_noise_std=1.0", "augment.white_noise_sd=1.0"),
         ("use_amp=true", "train.precision.kind=bf16"),
         ("use_amp=false", "train.precision.kind=fp32"),
         ("l2_decay=1e-5", "weights: 1.0e-05"),
-        ("max_grad_norm=1.0", "train.clip_norm=1.0"),
-        ("time_mask_prob=0.1", "augment.time_masks.probability=0.1"),
         ("augment.time_mask_width=15", "augment.time_masks.max_bins=15"),
-        ("nUnits=1024", "encoder.width=1024"),
-        ("kernelLen=32", "front_end.patch.bins=32"),
         ("flow_bridge.enabled=true", "denoiser.enabled=true"),
         ("training.optimizer.lr=0.00005", "schedule.peak_lr=5.0e-05"),
         ("training.gradient_accumulation_steps=4", "train.accumulate=4"),
-        ("wandb.enabled=true", "track.wandb.enabled=true"),
         ("data.data_root=data/raw", "arcuate prepare makes of data/raw"),
-        ("optimizer.epsilon=0.1", "optimizer.eps=0.1"),
     ],
 )
 def test_settings_of_other_trainers_are_answered_with_ours(given: str, ours: str) -> None:

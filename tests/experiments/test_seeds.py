@@ -15,8 +15,8 @@ from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, run_recipe
 from arcuate.experiments.seeds import SeedsResult, seed_overrides
 from arcuate.experiments.train import train
-from arcuate.run import Run, open_run
-from support.cli import assert_refused, one_object
+from arcuate.run import Run
+from support.cli import one_object
 from support.command import arcuate
 
 SMALL = (
@@ -64,12 +64,6 @@ def test_mean_and_spread(ensemble):
     assert (output["n_seeds"], output["n_finished"], output["selected_on"]) == (2, 2, "val")
 
 
-def test_a_folder_of_seeds_is_not_a_run_and_the_message_names_one(ensemble):
-    folder = ensemble[0]
-    with pytest.raises(UserError, match=f"such as {folder}/seed-"):
-        open_run(folder)
-
-
 def test_combine_reads_the_seeds_as_they_are(ensemble):
     run, output = ensemble
     seeds = [run / "seed-0", run / "seed-1"]
@@ -78,20 +72,6 @@ def test_combine_reads_the_seeds_as_they_are(ensemble):
     single = [s["best_per"] for s in output["seeds"]]
     assert pooled["single_per"] == pytest.approx(single, abs=0.03)  # scores are kept in half precision
     assert 0 < pooled["per"] <= 2
-
-
-@pytest.mark.thorough
-def test_words_of_the_seeds_combine_too(ensemble, tmp_path):
-    run = tmp_path / "ensemble"
-    shutil.copytree(ensemble[0], run, symlinks=True)
-    seeds = [run / "seed-0", run / "seed-1"]
-    for seed in seeds:
-        out = Run(seed).results_file("val", "words")
-        done = arcuate("decode", seed, "--out", out, "--beam", 5, "--n-best", 2)
-        assert done.returncode == 0, done.stderr
-    done = arcuate("combine", *seeds, "--json")
-    assert done.returncode == 0, done.stderr
-    assert one_object(done.stdout)["n_trials"] > 0
 
 
 def test_resume_trains_what_is_missing_and_nothing_else(ensemble, cohort_store, tmp_path, forked_training):
@@ -139,11 +119,6 @@ def test_dry_run_writes_nothing(cohort_store, tmp_path):
     output = seeds(cohort_store, run, 3, dry_run=True).to_dict()
     assert [s["run"] for s in output["seeds"]] == [str(run / f"seed-{k}") for k in range(3)]
     assert not run.exists()
-
-
-def test_no_seeds_are_rejected(cohort_store, tmp_path):
-    assert_refused(arcuate("train", "tiny", "--seeds", 0, "--data", cohort_store, "--run", tmp_path / "run"), "--seeds")
-    assert not (tmp_path / "run").exists()
 
 
 def refusal(data: Path, run: Path, overrides: Sequence[str] = SMALL, resume: bool = False) -> str:

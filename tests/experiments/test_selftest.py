@@ -1,6 +1,5 @@
 """`arcuate selftest`: all checks pass here, an error is a failed check, and the exit code follows."""
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -53,18 +52,6 @@ def test_a_model_that_does_not_fit_is_skipped(monkeypatch: pytest.MonkeyPatch) -
     checks = selftest("cpu").checks
     assert [c.status for c in checks] == ["skipped"] * 2
     assert "2 trials of 120 bins" in (checks[0].remedy or "")
-
-
-def test_the_notice_of_the_debug_mode_is_not_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch gives it when the mode is set for the first time, which is when the training step is counted."""
-    notice = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: warnings.warn(notice, stacklevel=1))
-
-    def work() -> None:
-        for _ in range(3):
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-
-    assert module._count_synchronisations(work) == 3
 
 
 def test_the_named_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

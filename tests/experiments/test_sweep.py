@@ -15,7 +15,7 @@ import pytest
 from arcuate.errors import UserError, has_password, without_password
 from arcuate.experiments.sweep import SweepPlan, SweepResult, open_study, read_space, sweep, to_override
 from arcuate.training.callbacks import Stop
-from support.cli import assert_refused, one_object
+from support.cli import one_object
 from support.command import arcuate
 from support.forking import start
 
@@ -38,26 +38,19 @@ def space_file(tmp_path: Path, text: str) -> Path:
     ("text", "words"),
     [
         ("schedule.peek_lr: {low: 0.001, high: 0.01}", ["schedule.peek_lr", "schedule.peak_lr"]),
-        ("train.stepz: {choices: [1, 2]}", ["train.steps"]),
         ("encoder.dropout: {low: 0.0, high: 1.5}", ["encoder.dropout cannot be 1.5"]),
         ("encoder.width: {low: 0, high: 64}", ["encoder.width cannot be 0"]),
-        ("encoder.width: {low: 16.5, high: 64}", ["encoder.width cannot be 16.5"]),
         ("encoder.bidirectional: {choices: [true, perhaps]}", ["perhaps"]),
-        ("schedule.peak_lr: {low: 0.1, high: 0.01}", ["low"]),
         ("schedule.peak_lr: {low: 0.0, high: 0.01, log: true}", ["low"]),
-        ("schedule.peak_lr: {low: 0.1, high: 0.3, log: true, step: 0.1}", ["log"]),
         ("encoder.width: {low: 16, high: 40, step: 16}", ["divisible"]),
         ("encoder.width: {low: 16}", ["high"]),
-        ("encoder.width: {low: 16, high: .inf}", ["high"]),
         ("encoder.width: {low: 16, high: 32, lgo: true}", ["lgo"]),
-        ("encoder.width: {choices: [16]}", ["choices"]),
         ("encoder.width: {choices: [16, 16]}", ["twice"]),
         ("encoder.width: 16", ["range or choices"]),
         ("encoder.width: {low: 16, high: 32}\nencoder: {choices: [{}, {width: 3}]}", ["encoder.width"]),
         ("train.steps: {low: 2, high: 8}", ["train.steps is varied"]),
         ("name: {choices: [a, b]}", ["name"]),
         ("[1, 2]", ["should name"]),
-        ("", ["should name"]),
         ("{", ["YAML"]),
     ],
 )
@@ -133,17 +126,10 @@ def test_the_proposals_of_one_worker_depend_on_seed_and_results_alone(
     assert len(set(first)) == 12
     assert propose("b", 0, 12) == first
     assert propose("c", 1) != first[:3]
-
-
-def test_the_best_trial_and_the_command_that_trains_it(plan: SweepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_training(monkeypatch, DONE)
-    result = run_plan(plan)
-    best = min(result.trials, key=lambda trial: trial.per or 1.0)
-    assert result.best == best and result.command is not None
-    assert result.command[-len(best.overrides) :] == best.overrides
-    assert [t.run for t in result.trials] == [str(plan.out / f"trial-000{i}") for i in range(2)]
-    assert run_plan(replace(plan, n_trials=1)).trials == result.trials  # enough: only the results
-    assert list(result.to_frame()["per"]) == [t["per"] for t in result.to_dict()["trials"]]
+    enough = run_plan(replace(plan, out=plan.out.with_name("a"), n_trials=1))  # only the results
+    best = min(enough.trials, key=lambda trial: trial.per or 1.0)
+    assert [trial.overrides for trial in enough.trials] == first and enough.best == best
+    assert enough.command is not None and enough.command[-len(best.overrides) :] == best.overrides
 
 
 def test_another_sweep_is_rejected_in_the_same_folder(plan: SweepPlan, tmp_path: Path) -> None:
@@ -322,9 +308,3 @@ def test_ctrl_c_stops_the_training_subprocess(cohort_store: Path, tmp_path: Path
     (trial,) = one_object(stdout)["trials"]
     assert (trial["state"], trial["reason"]) == ("fail", "interrupted")
     assert "stopped by SIGTERM" in (out / "trial-0000.log").read_text()
-
-
-def test_a_bad_space_writes_nothing(cohort_store: Path, tmp_path: Path) -> None:
-    space = space_file(tmp_path, "encoder.widht: {low: 16, high: 32}")
-    assert_refused(arcuate(*command(cohort_store, space, tmp_path / "out")), "encoder.width")
-    assert not (tmp_path / "out").exists()

@@ -15,7 +15,6 @@ from arcuate.files import append_jsonl, read_json, write_json, write_jsonl
 from arcuate.insight.ablation import ablation_page, judge_ablation
 from arcuate.insight.compare import compare
 from arcuate.insight.ledger import write_ledger
-from arcuate.insight.runs import list_runs
 from arcuate.run import Run, unfinished_reason
 from support.fabricate_runs import make_run, write_val
 from support.pages import check_page
@@ -162,9 +161,3 @@ def test_seeds_that_are_missing_are_named(tmp_path: Path) -> None:
     expected = {"1": "stopped by the guard at step 170 of 600", "2": "the disk is full", "3": "not started"}
     assert json.loads(json.dumps(summary.to_dict()))["missing"] == expected
     assert (summary.best_pers, summary.mean_per, summary.sd_per) == ([0.3], 0.3, None)
-
-
-def test_temporary_folders_are_not_listed_as_runs(tmp_path: Path) -> None:
-    make_run(tmp_path / "a")
-    make_run(tmp_path / ".cal1.part" / "last")
-    assert [entry.name for entry in list_runs(tmp_path, diagnose=diagnose)] == ["a"]

@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 
-from arcuate.data.alphabet import CLASSES
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
-from arcuate.experiments.validation import open_word_search
 from arcuate.files import append_jsonl, read_jsonl
 from arcuate.run import Run
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.checkpoint import Best
-from support.training import make_recipe, make_state
+from support.training import make_state
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = [
@@ -85,16 +83,6 @@ def test_resumed_run_has_the_same_rows(uninterrupted: Run, cohort_store: Path, t
     assert resumed.best_wer == min(row["wer"] for row in validations(uninterrupted))
 
 
-def test_rewound_predictions_are_removed(cohort_store: Path, tmp_path: Path) -> None:
-    state = make_state(Store.open(cohort_store), make_recipe(), tmp_path / "run")
-    for step in (1, 2, 3):
-        append_jsonl(state.run.predictions_file, {"step": step}, {"step": step})
-        append_jsonl(state.run.metrics_file, {"step": step})
-    state.progress.step = 2
-    assert state.remove_rewound_rows() == [{"step": 3}]
-    assert [row["step"] for row in read_jsonl(state.run.predictions_file)] == [1, 1, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("by", "new", "improves"),
     [
@@ -116,13 +104,6 @@ def test_best_validation(by: Any, new: Best, improves: bool) -> None:
 def test_selection_by_wer_needs_words() -> None:
     with pytest.raises(UserError, match=r"validate\.lm=default"):
         load_recipe("tiny", ["train.select_by=wer"])
-
-
-def test_words_need_reference_texts(cohort_store: Path) -> None:
-    trials = [t for t in Store.open(cohort_store).trials if t.split == "val"]
-    object.__setattr__(trials[0], "text", None)
-    with pytest.raises(UserError, match="reference texts"):
-        open_word_search(load_recipe("tiny", ["validate.lm=default"]), trials[:1], CLASSES)
 
 
 def test_missing_language_model_is_reported_before_anything_is_written(cohort_store: Path, tmp_path: Path) -> None:
