@@ -143,14 +143,6 @@ def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
     assert min(confidences["sure"]) > 0.999 > max(confidences["default"])
 
 
-def test_phonemes_without_words(tmp_path: Path) -> None:
-    model = small_model()
-    path = export_model(tmp_path / "m.arcx", model, words=False)
-    decoder, original = Decoder.load(path), decoder_of(model)
-    assert decoder.push(bins(60)).words == original.push(bins(60)).words
-    assert decoder.finish().tokens == original.finish().tokens
-
-
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     decoder = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
     with pytest.raises(UserError, match=r"shape \(t, 6\)"):

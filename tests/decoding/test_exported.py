@@ -14,9 +14,8 @@ from arcuate.errors import UserError
 from arcuate.exported.check import OPERATORS, check_graph
 from arcuate.exported.file import open_archive
 from arcuate.runtime import Decoder
-from support.cases import cases
 from support.exports import export_model, repack
-from support.fuzzing import fuzz, mutate
+from support.fuzzing import mutate
 from support.live_parts import bins, small_model
 
 
@@ -60,7 +59,7 @@ def test_int8_is_smaller_and_close(tmp_path: Path) -> None:
 def test_every_change_to_a_byte_is_refused(path: Path, tmp_path: Path) -> None:
     """Mutations anywhere in the file, headers and padding included, fail the checksum."""
     content, rng, target = path.read_bytes(), random.Random(0), tmp_path / "damaged.arcx"
-    for _ in range(2000):
+    for _ in range(300):
         changed = mutate(content, rng)
         if changed == content:
             continue
@@ -68,22 +67,6 @@ def test_every_change_to_a_byte_is_refused(path: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"damaged|cannot read") as error:
             open_archive(target)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["metadata.json", "bin.onnx", "frame.onnx", "ngram.alm", "lexicon.tokens.i32"])
-def test_members_damaged_before_the_checksum_was_made(path: Path, tmp_path: Path, name: str) -> None:
-    """The checksum is no proof of origin: each member is checked by itself, or decodes as it is."""
-    archive, rng = open_archive(path), random.Random(1)
-    original = archive.bytes(name)
-
-    def read(content: bytes, folder: Path) -> object:
-        target = repack(path, folder / "forged.arcx", {name: content})
-        decoder = Decoder.load(target, warm=False)
-        decoder.push(bins(50))
-        return decoder.finish()
-
-    read(original, tmp_path)  # compiles the search once, not in every child
-    fuzz(read, [mutate(original, rng) for _ in range(cases(2))], tmp_path).check(0.1)
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "bin.onnx", "frame.onnx", "session_weights.f32"])

@@ -15,7 +15,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.tune import tune
 from arcuate.experiments.train import train
-from arcuate.files import read_jsonl, write_json
+from arcuate.files import write_json
 from arcuate.models.config import TransducerSettings
 from arcuate.models.layout import Frames
 from arcuate.models.transducer import Transducer
@@ -109,33 +109,12 @@ def test_head_weights_decide_between_ctc_and_transducer(joint_search: JointWordS
         assert set(search.search(trial, 5)[0].words) <= expected
 
 
-def test_words_are_found_from_synthetic_frames(joint_search: JointWordSearch) -> None:
-    tokens = (1, BOUNDARY, 2, 2, BOUNDARY)
-    assert (
-        joint_search.word_search.with_settings(DecodingConfig(lm_weight=0.0))
-        .search(Frames(synthetic_frames(tokens, 4)), 3)[0]
-        .words[-1]
-        == "too"
-    )
-    assert np.exp(synthetic_frames(tokens, 4)).sum(1) == pytest.approx(np.ones(10), abs=1e-5)
-
-
 @pytest.fixture(scope="module")
 def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("words") / "run"
     small = ["encoder.width=16", "transducer.enabled=true", "transducer.width=8", "train.steps=3"]
     train("tiny", cohort_store, path, overrides=[*small, "data.batching.batch_size=4"])
     return path
-
-
-@pytest.mark.thorough
-def test_decode_a_run_with_both_heads(run: Path, tmp_path: Path) -> None:
-    words = decode(run, head="both", beam=20, out=tmp_path / "words.jsonl", n_best=2)
-    assert words.search.head == "both"
-    assert words.wer is not None
-    rows = read_jsonl(tmp_path / "words.jsonl")
-    assert len(rows) == len(words) == words.to_dict()["n_trials"]
-    assert {"acoustic", "transducer", "ctc", "lm", "bonus"} <= rows[0]["nbest"][0].keys()
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ from arcuate.language.ngram.estimate import (
     read_corpus,
 )
 from arcuate.language.ngram.model import LanguageModel
-from arcuate.language.ngram.text import LN10, read_sentences
+from arcuate.language.ngram.text import read_sentences
 from arcuate.language.ngram.trie import NGramTables, model_from_tables
 from support.cases import cases
 
@@ -166,9 +166,3 @@ def test_sentences_can_be_left_out(tmp_path: Path) -> None:
     assert built.n_left_out == 2 and "hello" not in list(built.model.words)
     (tmp_path / "gap.txt").write_text("one\n\n two \n")
     assert read_sentences(tmp_path / "gap.txt") == ["one", "two"]
-
-
-def test_unknown_words_have_probability() -> None:
-    """<unk> gets its part of the discounted mass."""
-    found = as_dict(estimated(TEXT, 3))
-    assert -9 < found[("<unk>",)][0] / LN10 < -2

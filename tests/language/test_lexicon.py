@@ -25,12 +25,6 @@ def test_all_pronunciations_and_homophones(tmp_path: Path) -> None:
     assert lexicon.tokens[: lexicon.offsets[1]].tolist() == [CLASSES.index("Y"), CLASSES.index("UW")]
 
 
-def test_no_limit_on_homophones(tmp_path: Path) -> None:
-    lines = "".join(f"word{chr(97 + i)}\tY UW\n" for i in range(26))
-    lexicon = read_lexicon(write_lexicon(tmp_path, lines))
-    assert len(lexicon.words) == len(lexicon) == 26
-
-
 def test_dictionary_style(tmp_path: Path) -> None:
     text = ";;; a comment\r\nREAD  R EH1 D\r\nREAD(2)  R IY1 D\r\n\r\n(paren  P AH0\r\n"
     lexicon = read_lexicon(write_lexicon(tmp_path, "\ufeff" + text))

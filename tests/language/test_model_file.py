@@ -1,7 +1,6 @@
 """Model files: mapped and shared, written atomically, never trusted."""
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -42,16 +41,6 @@ def test_arrays_are_mapped_read_only_and_aligned(stored: Path) -> None:
 def test_any_safetensors_reader_opens_it(stored: Path) -> None:
     parts = load_file(stored)
     assert parts["log_probs"].dtype == np.float32 and len(parts["words"]) == 12
-
-
-def _scores(path: str) -> list[float]:
-    return walk(LanguageModel.open(path), TEXT)[0]
-
-
-def test_processes_share_one_file(stored: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        answers = pool.map(_scores, [str(stored)] * 2)
-    assert answers[0] == answers[1] == walk(model_of(SMALL), TEXT)[0]
 
 
 def test_a_truncated_file_is_rejected_at_any_length(stored: Path) -> None:

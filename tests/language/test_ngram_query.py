@@ -83,11 +83,6 @@ def test_missing_special_words_are_added_with_probability_zero() -> None:
     assert walk(model, ["zebra"])[0] == pytest.approx([-99], abs=1e-4)
 
 
-def test_upper_case_unknown_word_is_recognised() -> None:
-    model = model_of({("<UNK>",): (-1.0, 0.0), ("<s>",): (-99.0, 0.0), ("</s>",): (-0.5, 0.0)})
-    assert model.find("never") == model.ids["<UNK>"] == model.unk
-
-
 def test_words_are_found_by_name_and_id() -> None:
     model = model_of({(word,): (-1.0, 0.0) for word in ("naïve", "日本")})
     assert model.words == ("naïve", "日本", "<unk>", "<s>", "</s>")

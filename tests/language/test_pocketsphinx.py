@@ -60,11 +60,6 @@ def test_the_converted_model_is_cached(tmp_path: Path, monkeypatch: pytest.Monke
     assert open_model("default").arrays is english.arrays
 
 
-def test_phone_model() -> None:
-    tables = read_sphinx(embedded_path().with_name("en-us-phone.lm.bin"))
-    assert tables.order == 3 and "AH" in tables.words
-
-
 def test_damaged_files_are_rejected(tmp_path: Path) -> None:
     complete = embedded_path().with_name("en-us-phone.lm.bin").read_bytes()
     path = tmp_path / "phone.lm.bin"

@@ -1,4 +1,4 @@
-"""Prefix beam search: equal to enumeration of every path, and its invariants."""
+"""Searches for tokens with CTC: greedy, and prefix beams that equal the enumeration of every path."""
 
 import itertools
 from collections import defaultdict
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arcuate.decoding.hypothesis import GreedyState, greedy
 from arcuate.decoding.prefix_beam import PrefixBeamSearch
 from arcuate.errors import UserError
 
@@ -33,7 +34,7 @@ def enumerate_all(log_probs: np.ndarray) -> dict[tuple[int, ...], float]:
     return found
 
 
-@given(seed=st.integers(0, 10_000), n_frames=st.integers(1, 6), sharp=st.floats(0.1, 5.0))
+@given(seed=st.integers(0, 10_000), n_frames=st.integers(0, 6), sharp=st.floats(0.1, 5.0))
 def test_equals_enumeration(seed: int, n_frames: int, sharp: float) -> None:
     log_probs = frames(seed, n_frames, sharp=sharp)
     truth = enumerate_all(log_probs.astype(np.float64))
@@ -56,27 +57,11 @@ def test_result_is_independent_of_chunking(seed: int, cuts: list[int]) -> None:
     search = PrefixBeamSearch(8, tuple("_abcde"))
     state = search.start()
     for first, last in itertools.pairwise([0, *sorted(cuts), 40]):
+        before, expected = state, search.finish(state, 8)
         state = search.step(state, log_probs[first:last])
+        search.step(before, frames(seed + 1, 5, 6))  # another continuation changes neither
+        assert search.finish(before, 8) == expected
     assert search.finish(state, 8) == search.search(log_probs, 8)
-
-
-def test_a_state_is_a_value() -> None:
-    search = PrefixBeamSearch(8, CLASSES)
-    middle = search.step(search.start(), frames(1, 10))
-    before = search.finish(middle, 8)
-    one, other = search.step(middle, frames(2, 10)), search.step(middle, frames(3, 10))
-    assert search.finish(middle, 8) == before
-    assert search.finish(one) == search.search(np.concatenate([frames(1, 10), frames(2, 10)]))
-    assert search.finish(other) == search.search(np.concatenate([frames(1, 10), frames(3, 10)]))
-
-
-def test_n_best_sequences_are_distinct() -> None:
-    found = PrefixBeamSearch(5, CLASSES).search(frames(4, 60, sharp=0.3), 5)
-    assert len({h.tokens for h in found}) == len(found) == 5
-
-
-def test_no_frames_give_the_empty_hypothesis() -> None:
-    assert PrefixBeamSearch(5, CLASSES).search(np.zeros((0, 3)))[0].tokens == ()
 
 
 def test_classes_of_probability_zero() -> None:
@@ -85,15 +70,24 @@ def test_classes_of_probability_zero() -> None:
     assert found[0].tokens == (1,) and found[0].total == 0.0
 
 
+def test_invalid_log_probs_are_rejected() -> None:
+    good = frames(0, 4)
+    changed = {"add up to": good + 1.0, "natural-log": np.exp(good), "NaN": good * np.nan, "one column": good[:, :2]}
+    for message, log_probs in changed.items():
+        with pytest.raises(UserError, match=message):
+            PrefixBeamSearch(5, CLASSES).search(log_probs)
+
+
+def certain(classes: list[int]) -> np.ndarray:
+    return np.log(np.eye(4)[classes] * 0.9 + 0.025)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: f + 1.0, "add up to"),
-        (lambda f: np.exp(f), "natural-log"),
-        (lambda f: np.where(np.arange(3) == 1, np.nan, f), "NaN"),
-        (lambda f: f[:, :2], "one column per class"),
-    ],
+    ("classes", "tokens"),
+    [([], []), ([0, 0], []), ([1, 1, 2, 2], [1, 2]), ([1, 0, 1], [1, 1]), ([0, 3, 3, 0, 0, 3, 1, 0], [3, 3, 1])],
 )
-def test_invalid_log_probs_are_rejected(change, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match=message):
-        PrefixBeamSearch(5, CLASSES).search(change(frames(0, 4)))
+def test_greedy_merges_repeats_before_it_removes_blanks(classes: list[int], tokens: list[int]) -> None:
+    assert greedy(certain(classes)) == tokens
+    for cut in range(len(classes) + 1):
+        stream = GreedyState().extend(certain(classes[:cut])).extend(certain(classes[cut:]))
+        assert list(stream.tokens) == tokens

@@ -1,4 +1,4 @@
-"""Frame scores from other programs: .npz, .npy with JSON, .mat and pickles."""
+"""Files of frame scores: .npz, .npy with JSON, .mat and pickles, in any class order; one sentence per problem."""
 
 import json
 import pickle
@@ -12,6 +12,7 @@ from scipy.io import savemat
 
 from arcuate.data.alphabet import CHARACTERS, CLASSES, encode, token_names
 from arcuate.data.text import text_to_tokens
+from arcuate.decoding.class_order import word_order
 from arcuate.decoding.frame_files import FrameLogProbs, read_frames, write_frames
 from arcuate.decoding.hypothesis import greedy
 from arcuate.errors import UserError
@@ -55,12 +56,6 @@ def test_npz_with_logits(tmp_path: Path, logits: list[np.ndarray]) -> None:
     assert decoded(tmp_path / "joined.npz") == decoded(tmp_path / "padded.npz") == WORDS
     assert read_frames(tmp_path / "joined.npz").texts == ("hi", "yes")
     assert read_frames(tmp_path / "padded.npz").ids == ("a", "b")
-
-
-def test_npz_of_evaluate(tmp_path: Path, logits: list[np.ndarray]) -> None:
-    log_probs = tuple((x - np.log(np.exp(x).sum(1, keepdims=True))).astype(np.float32) for x in logits)
-    write_frames(tmp_path / "scores.npz", FrameLogProbs(CLASSES, log_probs, ("a", "b"), "scores"))
-    assert decoded(tmp_path / "scores.npz") == WORDS
 
 
 def test_npy_with_json(tmp_path: Path, logits: list[np.ndarray]) -> None:
@@ -142,55 +137,82 @@ def test_references_beside_the_file_tell_the_order(tmp_path: Path) -> None:
     assert "found from the references" in scores.order
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({}, "last .* of .* frames are equal, as in padding, .* store the frames of every trial as `lengths`"),
-        ({"n_time_steps": [30, 31, 32]}, "does not follow from `n_time_steps`"),
-        ({"adjusted_lens": [1, 2, 999]}, "3 lengths do not fit 3 trials"),
-        ({"adjusted_lens": [1.5, 2, 3]}, "adjusted_lens must be non-negative integers"),
-    ],
-)
-def test_lengths_that_cannot_be_told_are_asked_for(tmp_path: Path, entries: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "x.npz", logits=padded(in_order(CLASSES, SENTENCES)), **entries)
-    with pytest.raises(UserError, match=message):
-        read_frames(tmp_path / "x.npz")
-
-
-def test_an_order_that_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
-    even = np.random.default_rng(0).normal(size=(2, 30, 41))
-    np.savez(tmp_path / "x.npz", logits=even, lengths=[30, 30])
-    with pytest.raises(UserError, match=r"silence is the second or the last .* store the names as `classes`"):
-        read_frames(tmp_path / "x.npz")
-    np.savez(tmp_path / "x.npz", logits=even, lengths=[30, 30], classes=np.array(CLASSES))
-    assert read_frames(tmp_path / "x.npz").order == "named in the file"
-
-
 def test_characters_have_a_known_order(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", logits=frames_of("h i > y o u", CHARACTERS))
     assert decoded(tmp_path / "x.npz") == ["h i > y o u"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"logits": [np.eye(3, 7)]}, "does not name its 7 classes"),
-        ({"other": [1]}, "no entry with logits"),
-        ({"logits": []}, "0 trials"),
-        ({"logits": [np.full((3, 41), np.nan)]}, "NaN"),
-        ({"logits": [np.eye(3, 41), np.eye(3, 40)]}, "different numbers"),
-        ({"logits": [np.zeros(3)]}, "expected"),
-        ({"logits": [np.eye(3, 41)], "texts": ["a", "b"]}, "texts must be a list of 1"),
-        (17, "expected a dict"),
-    ],
-)
+def test_scores_of_evaluate_in_any_order_of_classes(tmp_path: Path, logits: list[np.ndarray]) -> None:
+    log_probs = tuple((x - np.log(np.exp(x).sum(1, keepdims=True))).astype(np.float16) for x in logits)
+    trials = (log_probs[0], log_probs[0][:0], log_probs[1])
+    path = tmp_path / "scores.npz"
+    write_frames(path, FrameLogProbs(CLASSES, trials, ("a", "b", "c"), "scores"))
+    found = read_frames(path)
+    assert found.ids == ("a", "b", "c") and found.boundary == 40
+    assert all(np.array_equal(a, b) for a, b in zip(found.trials, trials, strict=True))
+    order = np.random.default_rng(1).permutation(len(CLASSES))
+    shuffled = np.concatenate(trials)[:, order]
+    np.savez(path, logp=shuffled, lengths=[len(t) for t in trials], classes=np.array(CLASSES)[order])
+    again = read_frames(path)
+    assert again.classes == CLASSES and np.array_equal(again.trials[0], trials[0])
+
+
+def test_punctuation_becomes_the_boundary_of_words() -> None:
+    log_probs, order = np.log(np.array([[0.1, 0.2, 0.3, 0.4]])), word_order(["<ctc>", ".", "a", ">"])
+    assert order.classes == ("<ctc>", "a", ">") and order.boundary == 2
+    assert np.exp(order(log_probs)) == pytest.approx(np.array([[0.1, 0.3, 0.6]]), rel=1e-3)
+
+
+SCORES = np.log(np.full((6, 41), 1 / 41, np.float32))
+GOOD = {"logp": SCORES, "lengths": [6], "classes": CLASSES}
+PADDED = {"logits": padded(in_order(CLASSES, SENTENCES))}
+EVEN = {"logits": np.random.default_rng(0).normal(size=(2, 30, 41)), "lengths": [30, 30]}
+WRONG_ARCHIVES: list[tuple[dict[str, Any], str]] = [
+    (GOOD | {"lengths": [5]}, "lengths add up to 5"),
+    (GOOD | {"lengths": [-1, 7]}, "non-negative integers"),
+    (GOOD | {"lengths": [5.5]}, "non-negative integers"),
+    (GOOD | {"lengths": np.array([2**63 - 1, 2**63 - 1, 8])}, "add up to 18446744073709551622"),
+    (GOOD | {"logp": np.zeros((6, 41), int)}, "scores are int64"),
+    (GOOD | {"logp": SCORES[:, :40]}, "classes must be a list of 40 names"),
+    (GOOD | {"classes": ("x", *CLASSES[1:])}, "blank"),
+    (GOOD | {"classes": (*CLASSES[:-1], "AA")}, "distinct class names"),
+    (GOOD | {"classes": np.array([object()])}, "not a readable"),
+    (GOOD | {"trials": ["a", "b"]}, "trials must be a list of 1"),
+    ({"logp": SCORES, "classes": CLASSES}, "lacks lengths"),
+    (PADDED, "last .* of .* frames are equal, as in padding, .* store the frames of every trial as `lengths`"),
+    (PADDED | {"n_time_steps": [30, 31, 32]}, "does not follow from `n_time_steps`"),
+    (PADDED | {"adjusted_lens": [1, 2, 999]}, "3 lengths do not fit 3 trials"),
+    (PADDED | {"adjusted_lens": [1.5, 2, 3]}, "adjusted_lens must be non-negative integers"),
+    (EVEN, r"silence is the second or the last .* store the names as `classes`"),
+]
+WRONG_PICKLES: list[tuple[Any, str]] = [
+    ({"logits": [np.eye(3, 7)]}, "does not name its 7 classes"),
+    ({"other": [1]}, "no entry with logits"),
+    ({"logits": []}, "0 trials"),
+    ({"logits": [np.full((3, 41), np.nan)]}, "NaN"),
+    ({"logits": [np.eye(3, 41), -1e200 * np.eye(3, 41)]}, r"trial 1: logits reach 1e\+200"),
+    ({"logits": [np.eye(3, 41), np.eye(3, 40)]}, "different numbers"),
+    ({"logits": [np.zeros(3)]}, "expected"),
+    ({"logits": [np.eye(3, 41)], "texts": ["a", "b"]}, "texts must be a list of 1"),
+    (17, "expected a dict"),
+]
+
+
+@pytest.mark.parametrize(("entries", "message"), WRONG_ARCHIVES)
+def test_wrong_archives_are_explained(tmp_path: Path, entries: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "x.npz", **entries)
+    with pytest.raises(UserError, match=message):
+        read_frames(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_PICKLES)
 def test_wrong_pickles_are_explained(tmp_path: Path, content: Any, message: str) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=message):
         read_frames(tmp_path / "x.pkl")
 
 
-def test_pickles_cannot_run_code(tmp_path: Path) -> None:
+def test_other_files_are_refused_and_no_code_is_run(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             import os
@@ -198,13 +220,8 @@ def test_pickles_cannot_run_code(tmp_path: Path) -> None:
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": [Evil()]}))
-    with pytest.raises(UserError):
-        read_frames(tmp_path / "x.pkl")
+    (tmp_path / "text.npz").write_text("hello\n")
+    for name, message in (("x.pkl", "x.pkl"), ("text.npz", "not a zip archive"), ("none.npz", "write frame log-prob")):
+        with pytest.raises(UserError, match=message):
+            read_frames(tmp_path / name)
     assert not (tmp_path / "ran").exists()
-
-
-def test_logits_beyond_float32_are_refused(tmp_path: Path, logits: list[np.ndarray]) -> None:
-    logits[1][0, 3] = -1e200
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"logits": logits}))
-    with pytest.raises(UserError, match=r"trial 1: logits reach 1e\+200"):
-        read_frames(tmp_path / "x.pkl")
