@@ -166,18 +166,6 @@ def test_model_folders_round_trip(folder):
     )
 
 
-OLD_TENSOR_NAMES = {
-    "encoder.position_bias.": "encoder.distances.",
-    "attention.qkv.": "attention.project.",
-    "ffn_norm.": "frame_norm.",
-    "ffn_in.": "inner.",
-    "ffn_out.": "outer.",
-    "transducer.encoder_proj.": "transducer.from_frames.",
-    "transducer.predictor_proj.": "transducer.from_tokens.",
-    "transducer.predictor.linear.": "transducer.predictor.mix.",
-}
-
-
 def edit_config(change):
     def spoil(folder):
         config = json.loads((folder / "model.json").read_text())

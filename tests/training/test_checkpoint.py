@@ -17,7 +17,7 @@ from arcuate.config import to_yaml
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.files import append_jsonl, write_json, write_text
-from arcuate.run import absolute_parent, find_checkpoint, split_parent
+from arcuate.run import split_parent
 from arcuate.training.checkpoint import Best, add_checksum, link, load_checkpoint, repair_best_links
 from arcuate.training.environment import Distributed
 from arcuate.training.start import Start, resume, start_from, start_run
@@ -84,15 +84,6 @@ def test_missing_or_outdated_best_link_is_repaired(state: TrainingState) -> None
     assert value_in(state, "best") == 2.0
 
 
-@pytest.mark.parametrize(("per", "expected"), [(0.4, 2.0), (0.6, 1.0)])
-def test_best_link_distinguishes_two_checkpoints_of_one_step(state: TrainingState, per: float, expected: float) -> None:
-    save_at(state, 4, 1.0, per=0.5)
-    save_at(state, 4, 2.0, per=per)  # best-00000004 holds 1.0 until it is pruned
-    (state.run.checkpoints / "best").unlink()
-    repair_best_links(state.run, state.progress.best, {})
-    assert value_in(state, "best") == expected
-
-
 def change_state(folder: Path, change: Callable[[dict[str, Any]], Any], valid_checksum: bool) -> None:
     """Change the state of a checkpoint, with or without updating its checksum."""
     state = json.loads((folder / "state.json").read_text())
@@ -157,13 +148,6 @@ def test_malformed_state_counts_as_damaged(
     assert "using an earlier checkpoint" in messages[0]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "9" * 5000, '{"a": 1}', "\x00", '{"step": NaN}'])
-def test_unreadable_state_counts_as_damaged(state: TrainingState, text: str) -> None:
-    save_at(state, 4, 1.0)
-    (save_at(state, 8, 2.0) / "state.json").write_text(text)
-    assert resumed_step(state) == 4
-
-
 def test_lost_rows_lead_to_an_earlier_checkpoint_or_an_error(state: TrainingState, messages: list[str]) -> None:
     metrics = state.run.metrics_file
     save_at(state, 0, 0.0)
@@ -180,15 +164,6 @@ def test_lost_rows_lead_to_an_earlier_checkpoint_or_an_error(state: TrainingStat
     with pytest.raises(UserError, match="complete and consistent"):
         resumed_step(state)
     assert metrics.read_bytes() == b"#" * len(first)
-
-
-def test_truncation_never_pads(state: TrainingState) -> None:
-    append_jsonl(state.run.metrics_file, {"step": 4})
-    checkpoint = load_checkpoint(save_at(state, 4, 1.0))
-    state.run.metrics_file.write_bytes(b"")
-    with pytest.raises(UserError, match="lacks rows"):
-        state.truncate_rows(checkpoint)
-    assert state.run.metrics_file.read_bytes() == b""
 
 
 @pytest.mark.parametrize(
@@ -243,13 +218,6 @@ def test_parent_path_may_contain_an_at(
     assert split_parent(given) == (Path(path), which)
 
 
-def test_broken_link_is_not_listed(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/best").symlink_to("step-00000009")
-    with pytest.raises(UserError, match="has no checkpoint 'best'; it has none yet"):
-        find_checkpoint(tmp_path)
-
-
 def edited(state: TrainingState, *overrides: str) -> TrainingState:
     """The state of the same run, its recipe.yaml edited to these settings."""
     recipe = make_recipe(*overrides)
@@ -287,9 +255,3 @@ def test_too_many_open_files_never_select_an_earlier_checkpoint(
     monkeypatch.setattr(io, "open", refuse)  # used by pathlib
     with pytest.raises(UserError, match="too many files are open"):
         resumed_step(state)
-
-
-def test_a_recorded_parent_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert absolute_parent("runs/a") == f"{tmp_path.resolve()}/runs/a@best"
-    assert absolute_parent("../x@last") == f"{tmp_path.resolve().parent}/x@last"

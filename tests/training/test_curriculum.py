@@ -15,7 +15,7 @@ from arcuate.models.io import load_model
 from arcuate.progress import Progress
 from arcuate.run import Run, create_run
 from arcuate.training.config import find_ineffective_settings
-from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs, stage_loss
+from arcuate.training.curriculum import Stage, StageLosses, StageProgress, resolve_epochs
 from arcuate.training.start import check_same_recipe
 from support.cases import cases
 from support.kill_checks import assert_kills_leave_no_trace
@@ -67,12 +67,6 @@ def test_one_setting_switches_the_denoise_stage_off(name: str) -> None:
     assert again == without
     if name == "mode-ssm-small":
         assert without.train.steps == load_recipe(name).train.steps - 100
-
-
-def test_run_without_the_denoise_stage(cohort_store: Path, tmp_path: Path) -> None:
-    run = train_stages(cohort_store, tmp_path / "run", "denoiser.enabled=false")
-    assert {row["stage"] for row in rows_of(run, "train")} == {"ctc", "joint", "mode"}
-    assert load_model(run / "checkpoints" / "last").denoiser is None
 
 
 def test_runs_whose_stages_had_no_requirement_are_resumed(tmp_path: Path) -> None:
@@ -134,30 +128,12 @@ def test_mistakes_are_reported_in_one_sentence(overrides: list[str], expected: s
     assert "\n" not in str(error.value)
 
 
-def test_stages_can_continue_the_schedule() -> None:
-    overrides = ["schedule.warmup_fraction=0", "schedule.warmup_steps=160", "stages.2.schedule=restart"]
-    overrides += ["stages.mode.schedule=continue", "stages.denoise.schedule=continue"]
-    assert [s.schedule for s in load_recipe("mode-ssm-small", overrides).stages] == ["continue"] * 4
-    with pytest.raises(UserError, match="expected a value, got true or false"):
-        load_recipe("mode-ssm-small", {"stages.0.schedule": False})
-    with pytest.raises(UserError, match="'restart' or 'continue'"):
-        load_recipe("mode-ssm-small", ["stages.0.schedule=anew"])
-
-
 def test_ineffective_loss_weights_are_reported() -> None:
     changed = load_recipe("mode-ssm-small", ["loss.ctc.weight=0.5"])
     (line,) = find_ineffective_settings(changed, True, "cpu")
     assert "loss.ctc.weight 0.5 has no effect" in line
     for name in ("mode-ssm", "mode-ssm-small"):
         assert not list(find_ineffective_settings(resolve_epochs(load_recipe(name), 10.0), True, "cuda"))
-
-
-def test_unnamed_losses_have_weight_0() -> None:
-    recipe = load_recipe("mode-ssm-small")
-    loss = stage_loss(recipe.loss, recipe.stages[0])
-    assert (loss.ctc.weight, loss.rnnt.weight, loss.mode.weight, loss.denoise.weight) == (1.0, 0.0, 0.0, 0.0)
-    assert loss.ctc.reduction == recipe.loss.ctc.reduction
-    assert stage_loss(recipe.loss, None) is recipe.loss
 
 
 def test_stage_ends_by_length_or_patience() -> None:
@@ -273,10 +249,6 @@ def test_accumulation_counts_epochs_in_optimizer_steps(cohort_store: Path, tmp_p
     assert n_train == 3  # 96 trials in batches of 16, two of them for a step
     state = json.loads((run / "checkpoints/last/state.json").read_text())
     assert (state["step"], state["position"], state["curriculum"]["index"]) == (6, 12, 1)
-
-
-def test_change_of_losses_is_not_an_incident(uninterrupted: Path) -> None:
-    assert (uninterrupted / "incidents.jsonl").read_text() == ""
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import arcuate
-from arcuate import StreamingDecoder, progress
+from arcuate import StreamingDecoder
 from arcuate.data.batching import Batch, collate, prefetch, training_batches
 from arcuate.data.selection import select
 from arcuate.data.store import Store
@@ -31,10 +31,9 @@ from arcuate.training import step as step_module
 from arcuate.training.callbacks import Callback, Stop
 from arcuate.training.environment import Distributed, init_distributed, own_device
 from arcuate.training.guard import Guard, Verdict
-from arcuate.training.loop import _Loop
 from arcuate.training.loop import train as train_loop
 from arcuate.training.start import Start, start_run
-from arcuate.training.state import TrainingState, memory_mb
+from arcuate.training.state import TrainingState
 from arcuate.training.step import DeviceMetrics, compute_gradients, encode_for_training, make_encode, read_metrics
 from support.devices import FakeCuda
 from support.training import make_recipe, make_state, planned_batches
@@ -57,12 +56,6 @@ def test_every_rank_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch, cuda: FakeC
     as_rank(monkeypatch, rank=6, local=2, size=8)  # the second machine of two
     assert own_device(CUDA) == torch.device("cuda:2")
     assert cuda.calls == [("set_device", torch.device("cuda:2"))]
-
-
-def test_one_process_keeps_the_named_gpu(cuda: FakeCuda) -> None:
-    assert own_device(CUDA) == CUDA
-    assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
-    assert cuda.calls == [("set_device", torch.device("cuda:1"))]
 
 
 def test_impossible_placements_are_refused(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
@@ -112,11 +105,6 @@ def test_compile_is_refused_with_several_processes(
         train("tiny-transformer", cohort_store, tmp_path / "run", overrides=overrides, dry_run=True)
     # A GRU has nothing to compile, so recipes that set it, as b2t25-gru does, train in several processes unchanged.
     assert train("tiny", cohort_store, tmp_path / "run", overrides=overrides, dry_run=True).dry_run
-
-
-def test_mps_is_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"runtime.device=mps is not supported: .*float64.*use runtime.device=cpu"):
-        choose_device("mps")
 
 
 def test_batches_are_pinned_and_copied_on_a_stream_of_their_own(
@@ -261,30 +249,6 @@ def test_parts_of_a_batch_add_up_to_its_metrics(
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
 
 
-def test_an_incident_names_the_trials_of_all_processes(cohort_store: Path, tmp_path: Path) -> None:
-    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=5")
-    state = make_state(store, recipe, tmp_path / "run")
-    whole, own = planned_batches(store, recipe)[0], planned_batches(store, recipe, (0, 2))[0]
-    metrics = compute_gradients(state, partial(encode_for_training, state.model), [own], CPU, Part(0, 2)).read()
-    _Loop(state, CPU, Callback(), Part(0, 2)).respond(Verdict("warn", "collapse"), metrics, [own])
-    (row,) = read_jsonl(state.run.incidents_file)
-    assert row["trials"] == [t.id for t in whole.trials] and len(own.trials) == 3
-
-
-def test_an_infinite_loss_of_a_repeated_trial_does_not_count(cohort_store: Path, tmp_path: Path) -> None:
-    """A trial with more tokens than frames; its owner counts it, the process that repeats it does not."""
-    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=1", "loss.ctc.zero_infinity=false")
-    state = make_state(store, recipe, tmp_path / "run")
-    idle = planned_batches(store, recipe, (1, 2))[0]
-    trial = dataclasses.replace(idle.trials[0], tokens=tuple([1, 2] * 500))
-    tokens = torch.tensor([trial.tokens])
-    idle = dataclasses.replace(idle, trials=(trial,), tokens=tokens, n_tokens=torch.tensor([1000]))
-    found = compute_gradients(state, partial(encode_for_training, state.model), [idle], CPU, Part(1, 2)).read()
-    assert (found.loss, found.grad_norm) == (0.0, 0.0)
-    gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
-    assert gradients and all(bool((g == 0).all()) for g in gradients)
-
-
 def test_all_processes_judge_the_gradient_norm_of_rank_0(cohort_store: Path, tmp_path: Path) -> None:
     """GPUs of different kinds round differently; a guard that judged its own norm could rewind on one of them only."""
     store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=4")
@@ -399,20 +363,6 @@ def test_accumulated_batches_are_averaged_once(cohort_store: Path, tmp_path: Pat
     compute_gradients(state, partial(encode_for_training, state.model), batches, CPU, Distributed())
     for name, parameter in state.model.named_parameters():  # the mean over two processes of which one has all trials
         torch.testing.assert_close(averaged[name], 2 * parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_memory_in_megabytes(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
-    """macOS reports bytes, Linux units of 1,024 bytes; several GPUs each report their own."""
-
-    class Usage:
-        ru_maxrss = 500_000_000
-
-    monkeypatch.setattr(progress, "resource_usage", lambda: Usage)
-    monkeypatch.setattr(progress.sys, "platform", "darwin")
-    assert memory_mb(CPU) == 500.0
-    monkeypatch.setattr(progress.sys, "platform", "linux")
-    assert memory_mb(CPU) == 512_000.0
-    assert memory_mb(torch.device("cuda:3")) == 3.0
 
 
 def _load_offline() -> None:

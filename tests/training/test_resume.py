@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.cases import cases
 from support.cli import assert_refused, one_object
 from support.command import arcuate
-from support.forking import PROGRAM, forking_environment, start
+from support.forking import PROGRAM, forking_environment
 
 SETTINGS = [
     "train.steps=36",
@@ -65,26 +64,6 @@ def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> N
         time.sleep(0.01)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(cases(0.1)))
-def test_killed_and_resumed_equals_uninterrupted(
-    uninterrupted: Path, cohort_store: Path, tmp_path: Path, seed: int
-) -> None:
-    run, rng = tmp_path / "run", random.Random(seed)
-    for n_rows in (2, 7):
-        process = start(*command(cohort_store, run, "--resume"), stderr=subprocess.DEVNULL)
-        wait_for_rows(run, n_rows, process)
-        time.sleep(rng.uniform(0, 0.3))
-        process.kill()
-        process.wait()
-    done = train(cohort_store, run, "--resume", "--json")
-    assert one_object(done.stdout)["steps"] == 36
-    assert "resuming after step" in done.stderr
-    assert metrics(run) == metrics(uninterrupted)
-    assert weights(run) == weights(uninterrupted)
-    assert weights(run, "best") == weights(uninterrupted, "best")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_finish_the_step_and_save(
     uninterrupted: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
@@ -104,13 +83,6 @@ def test_signals_finish_the_step_and_save(
     train(cohort_store, run, "--resume")
     assert metrics(run) == metrics(uninterrupted)
     assert weights(run) == weights(uninterrupted)
-
-
-def test_resuming_a_finished_run_does_nothing(uninterrupted: Path, cohort_store: Path) -> None:
-    before = (uninterrupted / "metrics.jsonl").stat().st_mtime_ns
-    done = train(cohort_store, uninterrupted, "--resume")
-    assert "is complete: 36 steps" in done.stderr
-    assert (uninterrupted / "metrics.jsonl").stat().st_mtime_ns == before
 
 
 def test_damaged_checkpoint_is_skipped(uninterrupted: Path, cohort_store: Path, tmp_path: Path) -> None:
@@ -156,29 +128,6 @@ def test_full_disk_keeps_earlier_checkpoints(uninterrupted: Path, cohort_store: 
     train(cohort_store, run, "--resume")
     assert metrics(run) == metrics(uninterrupted)
     assert weights(run) == weights(uninterrupted)
-
-
-FAILING = """
-import errno, sys
-import arcuate.experiments.train as command
-from arcuate.cli import main
-
-def train(training, batches, *rest):
-    next(batches)
-    error = OSError(errno.ENOSPC, "No space left on device")
-    error.itself = error  # a reference cycle keeps the frames and their workers alive until the program ends
-    raise error
-
-command.train_loop = train
-main()
-"""
-
-
-def test_failing_run_does_not_wait_for_its_workers(cohort_store: Path, tmp_path: Path) -> None:
-    """Workers ignore signals, so the end of the program must not rely on signals to stop them."""
-    arguments = command(cohort_store, tmp_path / "run", "data.workers=1")
-    done = subprocess.run([sys.executable, "-c", FAILING, *arguments], capture_output=True, text=True, timeout=200)
-    assert_refused(done, "No space left")
 
 
 def test_other_recipe_or_data_is_rejected(uninterrupted: Path, cohort_store: Path) -> None:

@@ -267,28 +267,6 @@ def test_wandb_resumes_its_run_and_numbers_rows_by_their_place(run: Run, wandb: 
     assert len(ids) == 1
 
 
-KILLED_SERVICE = """
-import logging, psutil, sys, time
-from pathlib import Path
-from arcuate.run import Run
-from test_tracking import TRAIN_ROW, open_wandb
-logging.basicConfig(stream=sys.stdout)
-with open_wandb(Run(Path(sys.argv[1]))) as callback:
-    for child in psutil.Process().children():
-        child.kill()
-        child.wait()
-    for step in range(20):
-        callback.on_metrics(TRAIN_ROW | {"step": step})
-        time.sleep(0.05)
-    print("still training")
-"""
-
-
-def test_training_continues_if_the_wandb_service_dies(run: Run, wandb: Any) -> None:
-    output = run_script(KILLED_SERVICE, run)
-    assert "still training" in output and output.count("Biases was closed") == 1
-
-
 # End to end
 
 

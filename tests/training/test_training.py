@@ -49,13 +49,6 @@ def test_accumulation_weights_every_trial_equally(cohort_store: Path, tmp_path: 
         torch.testing.assert_close(gradient, weighted, rtol=1e-4, atol=1e-6)
 
 
-def test_process_without_trials_has_zero_gradients(cohort_store: Path, tmp_path: Path) -> None:
-    store, recipe = Store.open(cohort_store), make_recipe("data.batching.batch_size=1")
-    idle = planned_batches(store, recipe, share=(1, 2))[0]
-    assert (idle.n_counted, idle.n_trials, len(idle.trials)) == (0, 1, 1)
-    assert all(not g.any() for g in gradients(make_state(store, recipe, tmp_path / "run"), [idle]).values())
-
-
 @pytest.mark.parametrize(("absent", "moves"), [("skip", False), ("decay", True)])
 def test_absent_sessions_are_skipped_or_updated_by_momentum(
     cohort_store: Path, tmp_path: Path, absent: str, moves: bool
