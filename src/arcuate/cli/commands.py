@@ -151,7 +151,7 @@ GROUPS = {
             *("compare", ".insight.compare:compare", "runs…"),
             "Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group.",
             ".cli.show_runs:comparison",
-            hidden="evaluate_missing",
+            hidden="evaluate_missing over",
         ),
     ),
     "Many runs": (
@@ -185,7 +185,7 @@ GROUPS = {
         Command(
             *("bench live", ".live.bench:bench_live", "run"),
             "Measure the delay from the last bin of each frame to its text, in a real-time replay on one thread.",
-            hidden="real_time",
+            hidden="real_time split",
         ),
         Command(
             *("bench robustness", ".evaluation.robustness:bench_robustness", "run"),

@@ -197,12 +197,18 @@ def combine(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> WordCombination | FrameCombination:
-    """Combine one .jsonl file with candidates per trial, or several runs, .jsonl or .npz files.
+    """Combine several decoders, by words or by frame scores.
 
-    `method`: linear or mbr on words, geometric on frame scores, or auto. `label`: with runs, of
-    `results/<split>.<label>.jsonl`. `lm`: n-gram model as a further feature of the linear method. `fit`: fit its
-    weights, cross-fitted over folds of sessions, and write those fitted on all trials to the file `weights`; without
-    `fit`, weights are read from it. `references`: JSON lines with `id` and `text`.
+    Args:
+        sources: Several runs, .jsonl or .npz files; or one .jsonl file with several candidates per trial.
+        method: linear or mbr on words, geometric on frame scores, or auto.
+        split: With runs: split whose results are combined.
+        label: With runs: read `results/<split>.<label>.jsonl`.
+        lm: N-gram model whose score is a further feature of the linear method.
+        fit: Fit the weights of the linear method, cross-fitted over folds of sessions.
+        weights: File of fitted weights to use; with `fit`: file to write those of all trials to.
+        references: JSON lines with id and text to score against.
+        out: File for the combined texts (.jsonl) or frame scores (.npz).
     """
     paths = [local_path(source) for source in sources]
     target, weights_file = (None if path is None else Path(path) for path in (out, weights))

@@ -226,11 +226,16 @@ def evaluate(
 ) -> Evaluation:
     """Decode and score a split; write `results/<split>[.<label>].jsonl`, `.json` and `.npz` into the run folder.
 
-    `run`: RUN or RUN@CHECKPOINT (best, last, step-NNNNNNNN or stage-NAME). `data`: the store, if it is not the training
-    store. `head`: ctc, transducer or both; default: both if the transducer was trained. `beam`: width of the search, 1
-    for the greedy search; default as in the recipe. `scores`: also write all frame scores to this .npz file. `adapt`:
-    adapt the session layer online, trial by trial; sessions that are new to the model are then decoded too, and the
-    label is adapt-one-step unless another is given.
+    Args:
+        run: RUN or RUN@CHECKPOINT (best, last, step-NNNNNNNN or stage-NAME), a model folder, or hf:ORG/NAME.
+        split: val, test, dev or train.
+        data: Store to evaluate on; default: the store of the training run.
+        head: ctc, transducer or both; default: both if the transducer was trained.
+        beam: Width of the search, 1 = greedy; default: as in the recipe.
+        label: Label of the results file; default: none, and adapt-one-step with `adapt`.
+        scores: Also write all frame log-probabilities to this .npz file.
+        adapt: Adapt the session layer online, without labels, trial by trial; sessions that are new to the model are
+            then decoded too.
     """
     label = label or (ADAPTED_LABEL if adapt else None)
     scores = None if scores is None else Path(scores)

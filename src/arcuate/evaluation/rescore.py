@@ -120,10 +120,16 @@ def rescore(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Rescoring:
-    """Rescore the decodings `hyps` of `arcuate decode` with the causal language model `llm`.
+    """Rescore n-best lists with a causal language model.
 
-    `alpha`: weight of the causal model in the language-model score; by default, it is fitted on the references together
-    with the weights of acoustic score and length. `n_best`: use only the first entries of each list.
+    Args:
+        hyps: File with n-best lists, written by `arcuate decode`.
+        llm: Causal language model: a folder or a .gguf file.
+        references: JSON lines with id and text for fitting and scoring.
+        alpha: Weight of the causal model in the language-model score; default: fitted on the references, together with
+            the weights of acoustic score and length.
+        n_best: Number of hypotheses per list to rescore, best first; default: all.
+        out: JSON lines to write, with the new scores.
     """
     hyps, llm = Path(hyps), Path(llm)
     references, target = (None if p is None else Path(p) for p in (references, out))

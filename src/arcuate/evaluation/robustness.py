@@ -88,8 +88,16 @@ def bench_robustness(
 ) -> RobustnessResult:
     """Measure the PER of a run on corrupted trials, undefended and renormalised with the corrupted block.
 
-    `corruptions`: names, default all. `n_trials`: at most this many trials, spread over the split; None: all. Writes
-    results/robustness/<split>.json into the run folder.
+    Writes results/robustness/<split>.json into the run folder.
+
+    Args:
+        run: RUN or RUN@CHECKPOINT.
+        split: val, test, dev or train.
+        data: Store; default: the store of the training run.
+        corruptions: Names; default: all.
+        severities: Severities from 1 to 5.
+        n_trials: Maximum number of trials, spread over the split; None: all.
+        seed: Seed of the corruptions.
     """
     unknown = [name for name in corruptions if name not in CORRUPTIONS]
     if unknown:

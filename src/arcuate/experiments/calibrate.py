@@ -126,10 +126,17 @@ def calibrate(
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> CalibrationResult:
-    """Add `session` of the store `data` to the model of `run`, using its first labelled `sentences`.
+    """Add a recording session to a trained model, using a few labelled sentences from it.
 
-    The parent run, RUN or RUN@CHECKPOINT, is not changed; `out` (default: RUN-SESSION beside it) is written when
-    complete. `curve` are the numbers of sentences at which the curve is measured, in addition to none and all.
+    Args:
+        run: RUN or RUN@CHECKPOINT to start from; it is not changed.
+        data: Store that contains the session.
+        session: Session to add.
+        out: Run folder to write when complete; default: RUN-SESSION beside the run.
+        sentences: Number of labelled sentences of the session to use, from the first.
+        curve: Numbers of sentences at which the calibration curve is measured, besides none and all of them; none = no
+            more.
+        settings: Settings of the calibration.
     """
     store = data if isinstance(data, Store) else Store.open(Path(data))
     plan = _make_plan(find_source(run), store, session, out, sentences, curve, settings or Calibration())

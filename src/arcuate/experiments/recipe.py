@@ -267,7 +267,12 @@ def _group(name: str) -> str:
 
 
 def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> RecipeDescription:
-    """The resolved recipe and its number of parameters at the channels and sessions of its data set."""
+    """The resolved recipe and its number of parameters at the channels and sessions of its data set.
+
+    Args:
+        recipe: Packaged recipe by name, YAML file or run folder; in Python also a `Recipe`.
+        overrides: Settings `key=value`; in Python also a mapping.
+    """
     from arcuate.models.config import ModelConfig
     from arcuate.models.model import count_parameters
 
@@ -281,7 +286,12 @@ def describe_recipe(recipe: Recipe | str | Path, overrides: Overrides = ()) -> R
 
 
 def compare_recipes(a: str | Path, b: str | Path | None = None) -> RecipeComparison:
-    """Changes from recipe `a` to `b`; without `b`, from the official recipe that `a` extends to `a`."""
+    """Compare two recipes, setting by setting.
+
+    Args:
+        a: Packaged recipe by name, YAML file or run folder.
+        b: Recipe to compare with; default: `a` against the official recipe that it extends.
+    """
     if b is None:
         a, b = _require_ancestor(str(a)), a
     recipe_a, recipe_b = load_recipe(a), load_recipe(b)

@@ -59,7 +59,12 @@ class EncoderCheck:
 
 
 def check_encoder(kind: str, settings: Mapping[str, Any] | list[str] | None = None) -> EncoderCheck:
-    """Test an encoder by its name or import path; `settings` are overrides such as {"width": 32} or ["width=32"]."""
+    """Test an encoder: streaming = offline, padding, batch order, gradients, saving, export.
+
+    Args:
+        kind: Import path such as mylab.models:ConvNet, or the name of an encoder.
+        settings: Settings of the encoder, such as width=32; in Python also a mapping.
+    """
     tree: dict[str, Any] = {"kind": kind}
     apply_overrides(tree, settings or ())
     with trust_code():

@@ -206,7 +206,13 @@ def prepare_board(
 ) -> PreparedBoard:
     """Check the options of the board. The folder may be empty; runs appear when they start.
 
-    The verdicts are those of `diagnose`, and `diagnosis_page` makes the page of one run; without them there are none.
+    Args:
+        folder: Folder that contains runs, at any depth.
+        host: Address to listen on; non-loopback addresses require a token.
+        port: Port to listen on.
+        token: Access token for clients; default: none on loopback, random otherwise.
+        diagnose: Makes the verdicts; without it the runs have none.
+        diagnosis_page: Makes the page of one run.
     """
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"the board needs {', '.join(missing)}; install with: pip install 'arcuate[live]'")

@@ -329,8 +329,13 @@ def compare(
 ) -> Comparison:
     """Compare runs with the first one on the same trials; runs that differ only in their seed form a group.
 
-    A folder that contains runs stands for all of them. `over` is the sampling unit, trials or sessions. Runs without
-    results on `split` are evaluated first unless `evaluate_missing` is false. `html` is a page to write.
+    Args:
+        runs: Run folders, or folders of runs; the first is the reference.
+        split: val, test, dev or train; runs without results on it are evaluated.
+        label: Compare `results/<split>.<label>.jsonl`.
+        over: Unit of resampling: trials (within fixed sessions) or sessions.
+        evaluate_missing: Evaluate runs without results on `split` first.
+        html: HTML page with curves and differences to write.
     """
     check_output(html, "<!doctype html", "compare.html")
     if over not in _SAMPLING_UNITS:

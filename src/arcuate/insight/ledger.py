@@ -58,7 +58,13 @@ def write_ledger(
     diagnose: Diagnose | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """Return the run diary of a folder as Markdown with the verdicts of `diagnose`, and write it to `out` if given."""
+    """Return the run diary of a folder as Markdown.
+
+    Args:
+        folder: Folder that contains runs, at any depth.
+        out: Markdown file to write; default: none.
+        diagnose: Makes the verdicts.
+    """
     check_output(out, "# Run diary", "DIARY.md")
     table = list_runs(folder, diagnose=diagnose, progress=progress)
     entries = [_compared(data) for data in table]

@@ -64,7 +64,9 @@ def list_runs(
 ) -> RunTable:
     """Read all runs in and below a folder; damaged ones are listed with their problems.
 
-    The verdicts are those of `diagnose`; without it the runs have none.
+    Args:
+        folder: Folder that contains runs, at any depth.
+        diagnose: Makes the verdicts; without it the runs have none.
     """
     folder = Path(folder)
     paths = find_runs(folder)

@@ -129,7 +129,15 @@ def bench_live(
     options: DecoderOptions = DecoderOptions(),
     progress: Progress | None = None,
 ) -> LiveBenchmark:
-    """Measure the time from the last bin of each frame to its text, on one thread, over `seconds` of recording."""
+    """Measure the time from the last bin of each frame to its text, on one thread.
+
+    Args:
+        run: Run folder, exported model (.arcx), model folder, or hf:ORG/NAME.
+        seconds: Length of the replayed recording.
+        real_time: Replay in real time, not as fast as possible.
+        split: Split to replay: val, test, train or all.
+        options: Search, session layer and store.
+    """
     run = find_model(run)
     decoder = load_decoder(run, options, progress=progress)
     trials = open_replay(run, decoder, options.data, split, options.session)

@@ -84,9 +84,13 @@ class _Checkpoint(NamedTuple):
 def import_checkpoint(
     path: str | Path, out: str | Path, kind: str, sessions: Sequence[str] | None = None
 ) -> ImportResult:
-    """Convert an official checkpoint into the model folder `out`.
+    """Convert an official checkpoint into a model folder; nothing in the checkpoint is executed.
 
-    `kind` is nejm ('25) or cffan ('24). `sessions` names the session layers in order, if the checkpoint does not.
+    Args:
+        path: Official PyTorch checkpoint, file or folder.
+        out: Model folder to write.
+        kind: nejm ('25) or cffan ('24).
+        sessions: Session names in order, if the checkpoint does not store them.
     """
     path, out = Path(path), Path(out)
     _check_target(out)

@@ -52,10 +52,16 @@ def build_model(
     against: str | Path | None = None,
     progress: Progress | None = None,
 ) -> BuildResult:
-    """Estimate a model from text files with one sentence per line and write it to a model file.
+    """Estimate a model from text files and write it to a model file.
 
-    `normalise` applies the text normalisation of the word error rate. `leave_out` names a text whose sentences are not
-    trained on, `against` a text whose leakage is measured.
+    Args:
+        texts: Texts with one sentence per line, plain or gzipped.
+        path: Model file to write.
+        order: Length of the longest n-grams.
+        prune: Drop n-grams with counts up to this value, one value per order, such as 0 0 1.
+        normalise: Normalise sentences as for the word error rate.
+        leave_out: Text whose sentences are excluded from training.
+        against: Evaluation text to check for leakage: report how many of its sentences are in the training text.
     """
     path = Path(path)
     check_can_write(path, *texts, leave_out, against)

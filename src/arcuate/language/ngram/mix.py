@@ -58,7 +58,14 @@ def mix_models(
     weights: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> MixResult:
-    """Interpolate models into one model file, with the given weights or weights tuned on held-out text."""
+    """Interpolate several models into one.
+
+    Args:
+        models: Two or more models.
+        path: Model file to write.
+        tune: Held-out text to tune the weights on.
+        weights: Weights, one per model.
+    """
     if len(models) < 2:
         raise UserError("give at least two models and the file to write: arcuate lm mix A B OUT --tune TEXT")
     if (tune is None) == (not weights):

@@ -110,7 +110,12 @@ class ModelInfo:
 
 
 def import_model(source: str | Path, path: str | Path, *, progress: Progress | None = None) -> ModelInfo:
-    """Convert an ARPA file, a Sphinx trie or `default` to a model file."""
+    """Convert an ARPA file, a Sphinx trie or `default` to a model file.
+
+    Args:
+        source: ARPA file, plain or gzipped, or `default`.
+        path: Model file to write.
+    """
     source, path = embedded_path() if str(source) in _EMBEDDED else Path(source), Path(path)
     check_can_write(path, source)
     model = read_third_party(source, progress)
@@ -125,13 +130,22 @@ def import_model(source: str | Path, path: str | Path, *, progress: Progress | N
 
 
 def model_info(name: str | Path, *, progress: Progress | None = None) -> ModelInfo:
-    """Describe a model. The complete file is read and verified."""
+    """Describe a model. The complete file is read and verified.
+
+    Args:
+        name: Model file, ARPA file, or `default` (English, embedded).
+    """
     path = None if str(name) in _EMBEDDED else Path(name)
     return ModelInfo.of(open_model(name, progress, verify=True), path)
 
 
 def export_model(name: str | Path, path: str | Path, *, progress: Progress | None = None) -> ModelInfo:
-    """Write a model as an ARPA file, gzipped if its name ends in .gz."""
+    """Write a model as an ARPA file.
+
+    Args:
+        name: Model file, or `default` (English, embedded).
+        path: ARPA file to write, .arpa or .arpa.gz.
+    """
     path = Path(path)
     check_can_write(path, name)
     model = open_model(name, progress, verify=True)

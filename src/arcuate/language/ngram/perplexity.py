@@ -109,10 +109,13 @@ def score_text(
     against: str | Path | None = None,
     progress: Progress | None = None,
 ) -> TextScore:
-    """Score a text: a file with one sentence per line (`-`: standard input), or a list of sentences.
+    """Report the perplexity of a text.
 
-    `normalise` applies the text normalisation of the word error rate first. `against` names evaluation sentences whose
-    leakage into the training text is measured.
+    Args:
+        model: Model file, ARPA file, or `default` (English, embedded).
+        text: Text with one sentence per line, - for standard input; in Python also a list of sentences.
+        normalise: Normalise sentences as for the word error rate.
+        against: Evaluation text: report how many of its sentences are in the training text of the model.
     """
     opened = model if isinstance(model, LanguageModel) else open_model(model, progress)
     sentences = read_sentences(text, progress) if isinstance(text, (str, Path)) else text
