@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from common import percent, table
 
-from arcuate.data.alphabet import CLASSES, SILENCE
+from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.confidence import SESSION_WEIGHT, SessionWords, n_hypotheses, probability
 from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 from arcuate.decoding.frame_files import read_frames
@@ -95,7 +95,7 @@ def real(words: Path, lm: str, halvings: int) -> list[Row]:
     model, rows = open_model(lm), []
     for name in ("dev", "dev_nbest"):
         lexicon = open_lexicon(str(words / "t15" / "lexicon.txt"), CLASSES)
-        search = build_word_search(lexicon, model, SETTINGS, boundary=SILENCE)
+        search = build_word_search(lexicon, model, SETTINGS)
         trials = decode(search, words / "t15" / f"{name}.npz", words / "t15" / f"{name}.jsonl")
         sessions, rng = sorted({str(d.session) for d in trials}), np.random.default_rng(0)
         for _ in range(halvings):
@@ -108,7 +108,7 @@ def real(words: Path, lm: str, halvings: int) -> list[Row]:
 
 def read_cohorts(folder: Path, every: int) -> dict[str, tuple[list[Evidence], list[Evidence]]]:
     """Known sessions and later days by seed."""
-    search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), SETTINGS, boundary=SILENCE)
+    search = build_word_search(open_lexicon("default", CLASSES), open_model("default"), SETTINGS)
     cohorts = {}
     for path in sorted(folder.glob("known-*.npz"), key=lambda p: int(p.stem.split("-")[1])):
         later = path.with_name(path.name.replace("known", "later"))

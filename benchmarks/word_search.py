@@ -96,7 +96,7 @@ def run_arcuate(
     settings: DecodingConfig,
     n_best: int,
 ) -> Iterator[Point]:
-    search = build_word_search(lexicon, model, settings, boundary=scores.boundary)
+    search = build_word_search(lexicon, model, settings)
     for beam, threshold in ARCUATE:
         tried = search.with_settings(settings.model_copy(update={"beam": beam, "threshold": threshold}))
         yield measure(
@@ -110,7 +110,7 @@ def run_arcuate(
 
 def stream(scores: FrameLogProbs, lexicon: Lexicon, model: LanguageModel, settings: DecodingConfig) -> dict[str, Any]:
     """Milliseconds of CPU time per frame with a partial text, and the trials whose text equals the offline one."""
-    search = build_word_search(lexicon, model, settings, boundary=scores.boundary)
+    search = build_word_search(lexicon, model, settings)
     search.warm_up()
     gc.collect()
     gc.freeze()  # a garbage collection over a lexicon of 126,000 words would delay one frame
@@ -207,7 +207,7 @@ def main() -> None:
     if options.stream:
         print(json.dumps(stream(scores, lexicon, model, settings)))
         return
-    build_word_search(lexicon, model, settings, boundary=scores.boundary).search(Frames(scores.trials[0]))
+    build_word_search(lexicon, model, settings).search(Frames(scores.trials[0]))
     loaded = time.process_time() - start
     mine = list(run_arcuate(scores, texts, lexicon, model, settings, options.n_best))
     memory, peers = peak_rss_mb(), []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arcuate.data.statistics import Statistics
@@ -23,7 +23,6 @@ from support.live_parts import bins, decoder_of, small_model, small_search
 
 NEAR_TIE = 1e-3  # nats
 SEARCH = small_search()
-law = settings()
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("exports")
 
 
-@law
 @given(
     model=models(bidirectional=st.just(False)),
     n=st.integers(1, 90),
@@ -74,20 +72,13 @@ def test_running_statistics_of_several_sentences(tmp_path: Path, normalise: str)
     exported = Decoder.load(export_model(tmp_path / "m.arcx", model), warm=False)
     original = decoder_of(model, SEARCH)
     for seed in range(4):
-        exported = resumed(exported) if seed == 2 else exported
-        finals = []
+        if seed == 2:  # another stream continues this one
+            state, exported = exported.save_state(), exported.stream()
+            exported.load_state(state)
         for decoder in (exported, original):
             decoder.push(bins(60, seed=seed))
-            finals.append(decoder.finish())
-        assert finals[0].words == finals[1].words
-        assert finals[0].total == pytest.approx(finals[1].total, abs=1e-3)
-
-
-def resumed(decoder: Decoder) -> Decoder:
-    """Another stream that continues this one."""
-    other = decoder.stream()
-    other.load_state(decoder.save_state())
-    return other
+        found, expected = exported.finish(), original.finish()
+        assert found.words == expected.words and found.total == pytest.approx(expected.total, abs=1e-3)
 
 
 @pytest.mark.parametrize("words", [True, False], ids=["words", "phonemes"])
@@ -115,17 +106,6 @@ def test_both_heads(tmp_path: Path, predictor: str, words: bool) -> None:
     assert ctc.push(data).n_frames == original.push(data).n_frames
 
 
-def test_streams_share_weights_and_nothing_else(tmp_path: Path) -> None:
-    first = Decoder.load(export_model(tmp_path / "m.arcx", small_model()), warm=False)
-    second = first.stream("day1")
-    alone = first.stream("day1")
-    alone.push(bins(80, seed=1))
-    for k in range(0, 80, 8):
-        first.push(bins(80, seed=2)[k : k + 8])
-        second.push(bins(80, seed=1)[k : k + 8])
-    assert second.finish_nbest(2) == alone.finish_nbest(2)
-
-
 def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
     path = export_model(tmp_path / "m.arcx", small_model())
     metadata = json.loads(open_archive(path).bytes("metadata.json"))
@@ -137,9 +117,7 @@ def test_confidences_use_the_calibration_of_the_file(tmp_path: Path) -> None:
         forged = repack(path, tmp_path / f"{name}.arcx", {"metadata.json": json.dumps(changed).encode()})
         decoder = Decoder.load(forged, warm=False)
         decoder.push(bins(80))
-        best = decoder.finish()
-        assert len(best.confidences) == len(best.words)
-        confidences[name] = best.confidences
+        confidences[name] = decoder.finish().confidences
     assert min(confidences["sure"]) > 0.999 > max(confidences["default"])
 
 
@@ -159,42 +137,28 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_runtime_needs_no_training_packages(tmp_path: Path) -> None:
-    """Another process continues the sentence of a saved state."""
-    path = export_model(tmp_path / "m.arcx", small_model())
+    """`examples/embed.py` decodes, and another process continues the sentence of a saved state."""
+    example = Path(__file__).parents[1] / "examples" / "embed.py"
+    path, data = export_model(tmp_path / "m.arcx", small_model()), bins(80)
+    np.save(tmp_path / "recording.npy", data)
     decoder = Decoder.load(path)
-    decoder.push(bins(80)[:37])
+    decoder.push(data[:37])
     (tmp_path / "state").write_bytes(decoder.save_state())
     code = without(*ABSENT, "onnx") + (
-        "import numpy as np\n"
+        "import numpy as np, runpy\n"
         "from arcuate.runtime import Decoder\n"
+        f"sys.argv = ['embed.py', {str(path)!r}, {str(tmp_path / 'recording.npy')!r}]\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
         f"decoder = Decoder.load({str(path)!r})\n"
         f"decoder.load_state(open({str(tmp_path / 'state')!r}, 'rb').read())\n"
-        "decoder.push(np.random.default_rng(0).normal(1.0, 2.0, (80, 6))[37:])\n"
-        "best = decoder.finish()\n"
-        "assert len(best.confidences) == len(best.words) > 0\n"
-        "print(best.text)\n"
+        "decoder.push(np.load(sys.argv[2])[37:])\n"
+        "print(decoder.finish().text)\n"
         "assert sys.modules['torch'] is None\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    decoder.push(bins(80)[37:])
-    assert done.stdout.strip() == decoder.finish().text
-
-
-def test_the_embedding_example_runs_without_training_packages(tmp_path: Path) -> None:
-    example = Path(__file__).parents[1] / "examples" / "embed.py"
-    assert len(example.read_text("utf-8").splitlines()) < 40
-    path = export_model(tmp_path / "m.arcx", small_model())
-    np.save(tmp_path / "recording.npy", bins(80))
-    code = without(*ABSENT, "onnx") + (
-        f"import runpy\nsys.argv = ['embed.py', {str(path)!r}, {str(tmp_path / 'recording.npy')!r}]\n"
-        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    decoder = Decoder.load(path)
-    decoder.push(bins(80))
-    assert done.stdout.splitlines()[-1] == decoder.finish().text
+    decoder.push(data[37:])
+    assert done.stdout.splitlines()[-2:] == [decoder.finish().text] * 2
 
 
 def test_commands_in_an_installation_of_the_runtime_alone_are_one_sentence() -> None:

@@ -13,7 +13,7 @@ from arcuate.errors import UserError
 from arcuate.language.lexicon import Lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.models.layout import Frames
-from support.word_search import BOUNDARY, frames
+from support.word_search import frames
 
 SETTINGS = DecodingConfig()
 POSTERIOR = WORD_FEATURES.index("posterior")
@@ -66,7 +66,7 @@ def test_a_list_without_words_stays_as_it_is() -> None:
 def test_confidences_are_probabilities_and_do_not_depend_on_chunks(
     lexicon: Lexicon, model: LanguageModel, seed: int, cut: int
 ) -> None:
-    search = build_word_search(lexicon, model, SETTINGS, boundary=BOUNDARY)
+    search = build_word_search(lexicon, model, SETTINGS)
     scores = frames(seed, 12)
     whole = with_confidence(search.search(Frames(scores), 100), scores, SETTINGS)
     state = search.step(search.step(search.start(), Frames(scores[:cut])), Frames(scores[cut:]))

@@ -9,7 +9,7 @@ from arcuate.models.model import Model
 from support.live_parts import small_search
 
 # packages of the complete installation that the small runtime must do without
-ABSENT = ("torch", "scipy", "h5py", "rapidfuzz", "filelock", "pocketsphinx", "safetensors", "typer")
+ABSENT = ("torch", "scipy", "h5py", "rapidfuzz", "filelock", "pocketsphinx", "safetensors", "cyclopts")
 
 
 def without(*modules: str) -> str:

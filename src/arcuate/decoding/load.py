@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arcuate.data.alphabet import boundary_index
 from arcuate.decoding.class_order import word_order
 from arcuate.decoding.config import DecodingConfig, parse_decoding_config
 from arcuate.decoding.decoder import AcousticModel, Decoder
@@ -130,9 +129,7 @@ def load_search(
     model = model or open_model(options.lm, progress)
     lexicon, weights = _add_words(lexicon, words)
     settings, _ = options.weights(None if stored is None else stored.settings)
-    return build_word_search(
-        lexicon, model, settings, order=order, boundary=boundary_index(order.classes), weights=weights
-    )
+    return build_word_search(lexicon, model, settings, order=order, weights=weights)
 
 
 def stored_words(file: ExportedFile) -> StoredWords | None:

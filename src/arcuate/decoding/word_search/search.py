@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK
+from arcuate.data.alphabet import BLANK, boundary_index
 from arcuate.decoding.class_order import ClassOrder, check_log_probs
 from arcuate.decoding.config import DecodingConfig
 from arcuate.decoding.hypothesis import GreedyState, Hypothesis, Partial, WordTime
@@ -73,7 +73,6 @@ class WordSearch:
     lexicon: Lexicon
     model: LanguageModel
     order: ClassOrder  # maps the classes of the model to those of the lexicon
-    boundary: int  # class of the silence between words, or -1
     settings: DecodingConfig = field(default_factory=DecodingConfig)
     oov_words: tuple[str, ...] = ()  # lexicon words that are not in the n-gram
     merge_histories: bool = True  # recombine hypotheses with the same n-gram state; n-best lists contain all of them
@@ -89,6 +88,11 @@ class WordSearch:
     @property
     def head(self) -> Head:
         return "ctc"
+
+    @property
+    def boundary(self) -> int:
+        """Class of the silence between words, or -1."""
+        return boundary_index(self.classes)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -272,23 +276,19 @@ def build_word_search(
     settings: DecodingConfig | None = None,
     *,
     order: ClassOrder | None = None,
-    boundary: int | None = None,
     weights: Mapping[str, float] | None = None,
     merge_histories: bool = True,
 ) -> WordSearch:
     """Build a search over the words of a lexicon. `weights` in nats favour some words (hot words, names).
 
-    `order` maps the classes of the frames to those of the lexicon, if they differ. Blank is class 0 of the lexicon and
-    the boundary its last class, as in `FrameLogProbs`; pass `boundary=-1` if there is none. Words
-    that the n-gram does not contain are scored as its unknown word. `merge_histories=False` keeps hypotheses with the
-    same n-gram state apart, so that the scores of all n-best entries are exact.
+    `order` maps the classes of the frames to those of the lexicon, if they differ. Words that the n-gram does not
+    contain are scored as its unknown word. `merge_histories=False` keeps hypotheses with the same n-gram state apart,
+    so that the scores of all n-best entries are exact.
     """
     if not len(lexicon):
         raise UserError("the lexicon is empty; a word search needs at least one word")
     classes = lexicon.classes
-    boundary = len(classes) - 1 if boundary is None else boundary
-    used = set(np.unique(lexicon.tokens).tolist())
-    if BLANK in used or boundary in used:
+    if {BLANK, boundary_index(classes)} & set(np.unique(lexicon.tokens).tolist()):
         raise UserError(f"{lexicon.name}: pronunciations must not contain the blank or the word boundary")
     ids = model.find_all(lexicon.words)
     oov_words = tuple(lexicon.words[i] for i in np.flatnonzero(ids < 0))
@@ -302,7 +302,6 @@ def build_word_search(
         lexicon,
         model,
         order or ClassOrder(tuple(classes), tuple(classes), tuple(range(len(classes)))),
-        boundary,
         settings or DecodingConfig(),
         oov_words,
         merge_histories=merge_histories,

@@ -69,11 +69,6 @@ def build_model(
     excluded = read_sentences(leave_out) if leave_out else ()
     estimated = estimate_model([Path(text) for text in texts], order, prune, normalise, excluded, progress)
     write_model(estimated.model, path, progress)
-    for k, discounts in enumerate(estimated.discounts, start=1):
-        if discounts.fallback:
-            logger.info(
-                f"the text is too small or too regular to estimate the discounts of {k}-grams; 0.5, 1, 1.5 are used"
-            )
     if estimated.n_empty:
         logger.info(f"{estimated.n_empty} empty lines count as sentences without words")
     leakage = measure_leakage(estimated.model, evaluation) if evaluation else None
@@ -90,12 +85,7 @@ class Corpus:
     n_empty: int
 
 
-@dataclass(frozen=True)
-class Discounts:
-    """Absolute discounts of n-grams with count 1, 2, and 3 or more."""
-
-    amounts: tuple[float, float, float]
-    fallback: bool  # the text was too small or too regular to estimate them
+Discounts = tuple[float, float, float]  # absolute discounts of n-grams with count 1, 2, and 3 or more
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,6 @@ class Estimated:
     """A model with statistics of its text."""
 
     model: LanguageModel
-    discounts: list[Discounts]  # by order
     n_left_out: int  # sentences
     n_empty: int  # lines without words
 
@@ -138,16 +127,21 @@ def estimate_model(
     name = " + ".join(path.name for path in texts)
     corpus = read_corpus(lines(), name)
     tables, discounts = estimate_tables(corpus, order, prune, name, progress)
+    if regular := [f"{k}-grams" for k, amounts in enumerate(discounts, start=1) if amounts == _FALLBACK_DISCOUNTS]:
+        logger.info(
+            f"the text is too small or too regular to estimate the discounts of {', '.join(regular)}; 0.5, 1, 1.5 are"
+            " used"
+        )
     metadata = {
         "made_by": "modified Kneser-Ney",
         "prune": list(prune),
         "n_sentences": corpus.n_sentences,
         "n_words": int(len(corpus.ids) - 2 * corpus.n_sentences),
-        "discounts": [list(d.amounts) for d in discounts],
+        "discounts": [list(amounts) for amounts in discounts],
     }
     sentences = np.sort(np.fromiter(seen, np.uint64, len(seen)))
     model = model_from_tables(tables, metadata, sentences, progress)
-    return Estimated(model, discounts, n_left_out, corpus.n_empty)
+    return Estimated(model, n_left_out, corpus.n_empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,13 +239,12 @@ def _counts_of_counts(counts: list[Counts], adjusted: list[np.ndarray]) -> list[
 
 def _estimate_discounts(n: np.ndarray) -> Discounts:
     """Estimate the discounts from counts of counts, Chen & Goodman's closed form."""
-    if n[1] == 0 or n[2] == 0 or n[3] == 0:
-        return Discounts(_FALLBACK_DISCOUNTS, True)
-    y = n[1] / (n[1] + 2 * n[2])
-    first, second, third = (float(j - (j + 1) * y * n[j + 1] / n[j]) for j in (1, 2, 3))
-    if not (0 <= first <= 1 and 0 <= second <= 2 and 0 <= third <= 3):
-        return Discounts(_FALLBACK_DISCOUNTS, True)
-    return Discounts((first, second, third), False)
+    if n[1:4].all():
+        y = n[1] / (n[1] + 2 * n[2])
+        first, second, third = (float(j - (j + 1) * y * n[j + 1] / n[j]) for j in (1, 2, 3))
+        if 0 <= first <= 1 and 0 <= second <= 2 and 0 <= third <= 3:
+            return first, second, third
+    return _FALLBACK_DISCOUNTS
 
 
 def _smooth(
@@ -259,7 +252,7 @@ def _smooth(
 ) -> _Smoothed:
     """Discount and interpolate the n-grams of order k."""
     table = counts[k - 1]
-    amounts = np.array([0.0, *discounts.amounts])[np.minimum(adjusted, 3)]
+    amounts = np.array([0.0, *discounts])[np.minimum(adjusted, 3)]
     kept = table.counts > threshold if k > 1 else np.ones(len(table), bool)
     n_contexts = 1 if below is None else len(counts[k - 2])
     totals = np.bincount(table.parents, adjusted, n_contexts)
