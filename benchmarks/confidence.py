@@ -26,7 +26,7 @@ from arcuate.decoding.config import ConfidenceConfig, DecodingConfig
 from arcuate.decoding.frame_files import read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.confidence import Evidence, collect_evidence, fit_confidence, measure_reliability
-from arcuate.evaluation.transcribe import read_references
+from arcuate.evaluation.sentences import Sentence, attach_references
 from arcuate.language.lexicon import open_lexicon
 from arcuate.language.ngram.open import open_model
 from arcuate.models.layout import Frames
@@ -59,10 +59,10 @@ Row = tuple[str, str, Judged]  # what was judged, and by which method
 
 def decode(search: WordSearch, scores: Path, references: Path, every: int = 1) -> list[Evidence]:
     frames = read_frames(scores)
-    texts = read_references(references, len(frames.trials), frames.ids)
+    texts = attach_references([Sentence(name) for name in frames.ids or ()], references, complete=True)
     n = n_hypotheses(search, 2)
     found = (
-        collect_evidence(search.search(Frames(trial), n), trial, r.text, r.session, SETTINGS.lm_weight)
+        collect_evidence(search.search(Frames(trial), n), trial, r.reference, r.session, SETTINGS.lm_weight)
         for trial, r in list(zip(frames.trials, texts, strict=True))[::every]
     )
     return [e for e in found if e is not None]

@@ -25,11 +25,12 @@ from arcuate.decoding.config import DecodingConfig, read_decoding_config
 from arcuate.decoding.frame_files import FrameLogProbs, read_frames
 from arcuate.decoding.word_search.search import WordSearch, build_word_search
 from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.sentences import Sentence, attach_references
 from arcuate.evaluation.significance import score_difference
-from arcuate.evaluation.transcribe import peak_rss_mb, read_references
 from arcuate.language.lexicon import Lexicon, read_lexicon
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.models.layout import Frames
+from arcuate.progress import peak_memory_bytes
 
 ARCUATE = ((30, 7.0), (50, 8.0), (80, 9.0), (150, 10.0), (200, 12.0), (500, 13.0))
 FLASHLIGHT = ((1000, 8.0), (50, 15.0), (200, 12.0), (200, 15.0), (1000, 12.0), (1000, 15.0))
@@ -199,7 +200,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.words / "t15"
     scores = read_frames(folder / f"{options.set}.npz")
-    texts = [r.text or "" for r in read_references(folder / f"{options.set}.jsonl", len(scores.trials), scores.ids)]
+    named = [Sentence(name) for name in scores.ids or ()]
+    texts = [s.reference or "" for s in attach_references(named, folder / f"{options.set}.jsonl", complete=True)]
     scores, texts = replace(scores, trials=scores.trials[: options.trials]), texts[: options.trials]
     start = time.process_time()
     lexicon, model = read_lexicon(folder / "lexicon.txt", scores.classes), LanguageModel.open(options.lm)
@@ -210,7 +212,7 @@ def main() -> None:
     build_word_search(lexicon, model, settings).search(Frames(scores.trials[0]))
     loaded = time.process_time() - start
     mine = list(run_arcuate(scores, texts, lexicon, model, settings, options.n_best))
-    memory, peers = peak_rss_mb(), []
+    memory, peers = peak_memory_bytes() / (1 << 20), []
     if options.arpa:
         peers = list(run_flashlight(scores, texts, lexicon, options.arpa, options.n_best))
     rows = table(mine, peers)

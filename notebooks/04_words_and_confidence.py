@@ -18,6 +18,7 @@
 import shutil
 
 import arcuate
+from arcuate.decoding.options import SearchOptions
 
 STEPS = 400
 shutil.rmtree("notebook", ignore_errors=True)
@@ -35,7 +36,7 @@ words.to_frame().head()
 
 # %%
 line = words[0]
-print("reference:", line.reference.text)
+print("reference:", line.reference)
 for hypothesis in line.n_best[:5]:
     print(f"{hypothesis.total:8.1f}  {hypothesis.text}")
 
@@ -54,4 +55,4 @@ for line in words[:5]:
 
 # %%
 for beam in (10, 50, 200):
-    print(beam, f"{arcuate.decode(run, split='val', beam=beam).wer:.1%}")
+    print(beam, f"{arcuate.decode(run, SearchOptions(beam=beam), split='val').wer:.1%}")

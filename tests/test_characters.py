@@ -100,7 +100,7 @@ def test_lists_of_runs_on_different_alphabets_name_both_error_rates(character_ru
 def test_words_are_spelled(character_run: Path, tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("the\ncat\nsat\n1st\n", "utf-8")
-    result = decode(character_run, lexicon=words, words=["arcuate"])
+    result = decode(character_run, SearchOptions(lexicon=words, words=("arcuate",)))
     assert result.search.n_lexicon_words == 4 and result.metrics.words.wer is not None  # 1st has no spelling
     assert {w for t in result for w in t.text.split()} <= {"the", "cat", "sat", "arcuate"}
 

@@ -64,7 +64,7 @@ def test_a_signal_removes_temporary_files(tmp_path: Path, number: signal.Signals
 ELSEWHERE = """
 import sys
 sys.modules["fcntl"] = sys.modules["resource"] = None  # as on Windows
-import arcuate.cli, arcuate.evaluation.transcribe, arcuate.experiments.train, arcuate.live.bench
+import arcuate.cli, arcuate.evaluation.decode, arcuate.experiments.train, arcuate.live.bench
 from pathlib import Path
 from arcuate.files import LockHeld, exclusive_lock
 from arcuate.progress import peak_memory_bytes

@@ -70,7 +70,7 @@ def test_references_are_found_by_id_else_line_by_line(tmp_path: Path) -> None:
     for rows, message in (
         ([{"id": "z", "text": "y"}], "no line with id 'a'"),
         ([{"id": "b", "text": "y"}, {"id": "b", "text": "y"}], "twice"),
-        ([{"text": "x"}], "1 lines without ids"),
+        ([{"text": "x"}], "1 lines, but there are 2"),
         ([{"id": "a"}, {"id": "b"}], "no text"),
     ):
         with pytest.raises(UserError, match=message):

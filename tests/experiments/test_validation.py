@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from arcuate.data.store import Store
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.experiments.train import train
@@ -158,7 +159,7 @@ def test_validation_by_both_heads_agrees_with_decode(cohort_store: Path, tmp_pat
     from arcuate.evaluation.decode import decode
 
     run = train("tiny", cohort_store, tmp_path / "run", overrides=[*SMALL, *WORDS, *BOTH, "train.steps=2"]).run
-    decoded = decode(run.path, lm=GOLDEN / "words.alm", checkpoint="last")
+    decoded = decode(f"{run.path}@last", SearchOptions(lm=GOLDEN / "words.alm"))
     assert decoded.search.head == "both"
     texts = {t.reference.id: t.text for t in decoded.transcripts}
     for row in read_jsonl(run.predictions_file):

@@ -9,6 +9,7 @@ from arcuate.data.alphabet import CLASSES
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.decoding.joint import JointSearch, joint_search
+from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.evaluation.evaluate import evaluate
@@ -173,7 +174,7 @@ def test_missing_transducer_head(cohort_store: Path, tmp_path: Path):
         with pytest.raises(UserError, match=words):
             evaluate(run, head=head)
     with pytest.raises(UserError, match="has no transducer"):  # reported before the store is opened
-        decode(run, data=tmp_path / "none", head="both")
+        decode(run, SearchOptions(head="both"), data=tmp_path / "none")
 
 
 def test_at_least_one_loss_needs_weight():

@@ -145,7 +145,9 @@ COMMANDS = {
     "import": Command(["import", "official", "new", "--kind", "nejm"], ["new"], keep=["official"]),
     "export": Command(["export", "run", "new.arcx", *WORDS[:4]], ["new.arcx"], keep=["run", "a.alm"]),
     "export store": Command(["export", "store", "new"], ["new"], keep=["store"]),
-    "submit": Command(["submit", "test.jsonl", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]),
+    "submit": Command(
+        ["submit", "test.jsonl", "--data", "store", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]
+    ),
     "report": Command(["report", "run"], ["run/report.html"], keep=["run/results"]),
     "runs ledger": Command(["runs", "ledger", ".", "--out", "new.md"], ["new.md"], keep=["run"]),
     "report store": Command(["report", "store"], ["store.report.html"], keep=["store"]),
@@ -199,14 +201,11 @@ def make_workspace(folder: Path) -> Path:
     made("lm", "build", "other.txt", "b.alm", "--order", "2")
     made("lm", "export", "b.alm", "words.arpa")
     write_nejm(folder / "official")
-    rows = [
-        {"id": f"t15.2023.08.11/test/{i:04d}", "text": "aa b", "nbest": [{"text": "aa b", "score": -1.0}]}
-        for i in range(4)
-    ]
+    trials = json.loads((folder / "store" / "manifest.json").read_text())["trials"]
+    rows = [{"id": t["id"]} for t in trials if t["split"] == "test"]
     for name, text in (("test", "aa b"), ("one", "aa b k"), ("two", "aa k")):
         lines = [{**row, "text": text, "nbest": [{"text": text, "score": -1.0}]} for row in rows]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    trials = json.loads((folder / "store" / "manifest.json").read_text())["trials"]
     scored = [t for t in trials if t["split"] == "val"]
     (folder / "references.jsonl").write_text(
         "".join(json.dumps({"id": t["id"], "text": "aa b"}) + "\n" for t in scored)

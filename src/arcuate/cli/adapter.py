@@ -22,7 +22,6 @@ _NAMES = {
     "n_trials": "--trials",
     "n_electrodes": "--electrodes",
     "licence": "--license",
-    "words": "--word",
 }
 _VARIABLES = {
     "token": "ARCUATE_TOKEN",

@@ -52,7 +52,7 @@ def _print_nbest(words: "Transcription") -> None:
     """The n-best list of one sentence, if possible one with errors."""
     with_errors = [t for t in words if t.word_errors and t.word_errors.errors and len(t.n_best) > 1]
     example = (with_errors or list(words))[0]
-    out.print(f"\n  ref  {example.reference.text}", soft_wrap=True, markup=False)
+    out.print(f"\n  ref  {example.reference}", soft_wrap=True, markup=False)
     for rank, hypothesis in enumerate(example.n_best, 1):
         text = f"{rank:>5}  {hypothesis.text or '–'}  ({hypothesis.total:.1f})"
         out.print(text, soft_wrap=True, markup=False)

@@ -4,7 +4,7 @@ Word posteriors of an n-best list (Wessel et al. 2001, without a lattice): each 
 of the totals, and the posterior of a word is the sum over the hypotheses that contain it at overlapping frames. Such
 posteriors are over-confident, so a logistic model maps them to probabilities, together with separate features of the
 acoustic and language-model scores. The weights are settings (`DecodingConfig.confidence`);
-`arcuate tune --confidence` fits them (`evaluation/confidence.py`).
+`arcuate tune` fits them (`evaluation/confidence.py`).
 
 Sessions differ in difficulty, so confidences and the acceptance threshold follow the session without labels
 (`SessionWords`). The words of the session so far, together with the quantiles of the calibration words, which count as

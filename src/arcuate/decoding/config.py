@@ -96,7 +96,7 @@ class DecodingConfig(Settings):
         description="Weight of the internal language model subtracted from the transducer's word scores.",
     )
     confidence: ConfidenceConfig = Field(
-        ConfidenceConfig(), description="Calibration of confidences, as fitted by `arcuate tune --confidence`."
+        ConfidenceConfig(), description="Calibration of confidences, as fitted by `arcuate tune`."
     )
 
 

@@ -104,14 +104,12 @@ def make_search(
 def load_search(
     classes: Sequence[str],
     options: SearchOptions,
-    words: Sequence[str] = (),
     stored: StoredWords | None = None,
     progress: Progress | None = None,
 ) -> "WordSearch":
     """Build the word search over frames with these classes.
 
-    `words` are added to the lexicon, as word, word=weight or word=weight=PHONEMES. With `stored`, `default` names the
-    lexicon and the language model of an exported model.
+    With `stored`, `default` names the lexicon and the language model of an exported model.
     """
     from arcuate.decoding.word_search.search import build_word_search
     from arcuate.language.lexicon import open_lexicon
@@ -127,7 +125,7 @@ def load_search(
         )
     model = stored.model if stored and options.lm == "default" else None
     model = model or open_model(options.lm, progress)
-    lexicon, weights = _add_words(lexicon, words)
+    lexicon, weights = _add_words(lexicon, options.words)
     settings, _ = options.weights(None if stored is None else stored.settings)
     return build_word_search(lexicon, model, settings, order=order, weights=weights)
 
@@ -172,26 +170,26 @@ def _add_words(lexicon: "Lexicon", words: Sequence[str]) -> tuple["Lexicon", dic
             unknown = [p for p in phones if p not in lexicon.classes]
             if unknown or not phones:
                 wrong = f"{unknown[0]!r} is not a class of the frame scores" if unknown else "no phonemes given"
-                raise UserError(f"--word {given!r}: {wrong}")
+                raise UserError(f"--words {given!r}: {wrong}")
             lexicon = lexicon.with_entries([(word, phones)])
     return lexicon.with_words(word for word in weights if word not in lexicon), weights
 
 
 def _parse_word(given: str, lexicon: "Lexicon") -> tuple[str, float, list[str] | None]:
-    """Word, weight and pronunciation of one --word; a word that is not in the lexicon is normalised."""
+    """Word, weight and pronunciation of one of `words`; a word that is not in the lexicon is normalised."""
     from arcuate.data.text import normalise_text
 
     typed, *rest = given.split("=")
     word = typed if typed in lexicon else normalise_text(typed)
     expected = "should be word, word=weight or word=weight=PHONEMES"
     if len(rest) > 2 or len(word.split()) != 1:
-        raise UserError(f"--word {given!r} {expected}")
+        raise UserError(f"--words {given!r} {expected}")
     try:
         weight = float(rest[0]) if rest and rest[0] else 0.0
     except ValueError:
-        raise UserError(f"--word {given!r} {expected}") from None
+        raise UserError(f"--words {given!r} {expected}") from None
     if not -_MAX_WORD_WEIGHT <= weight <= _MAX_WORD_WEIGHT:
         raise UserError(
-            f"--word {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nats"
+            f"--words {given!r}: expected a weight between -{_MAX_WORD_WEIGHT:g} and {_MAX_WORD_WEIGHT:g} nats"
         )
     return word, weight, rest[1].split() if len(rest) > 1 else None

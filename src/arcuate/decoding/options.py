@@ -27,6 +27,9 @@ class SearchOptions(Settings):
     beam: int | None = Field(
         None, ge=1, le=1_000_000, description="Maximum number of beam entries per frame; default: as in the weights."
     )
+    words: tuple[str, ...] = Field(
+        (), description="Words to add to the lexicon: word, word=weight or word=weight=PHONEMES."
+    )
     head: Head | None = Field(
         None, description="ctc, transducer or both; default: both if the transducer was trained, else ctc."
     )

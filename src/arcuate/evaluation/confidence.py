@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.text import normalise_text
 from arcuate.decoding.confidence import probability, sentence_features, totals_of, word_features
 from arcuate.decoding.config import ConfidenceConfig, Logistic
 from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import align_words, score
+from arcuate.evaluation.choose import N_FOLDS, session_folds
+from arcuate.evaluation.metrics import align_words, score_text
 from arcuate.files import fields_to_dict
 from arcuate.progress import percent
 
 _N_BINS = 10
-_N_FOLDS = 5
-_MIN_WORDS = 50
+MIN_WORDS = 50  # that a calibration needs
 _N_QUANTILES = 20
 _PENALTY = 1.0  # L2 penalty on standardised weights, in nats; keeps the weights finite if all words are correct
 _COVERAGES = tuple(k / 20 for k in range(1, 21))
@@ -59,7 +58,6 @@ class ConfidenceMetrics:
 
     words: Reliability
     sentences: Reliability
-    margin: Reliability  # baseline: logistic function of the difference between the two best totals of a sentence
     accept_above: float  # mean over the words; it depends on the session
     target_accuracy: float  # share of correct words among accepted ones that the threshold was calibrated for
     accepted_share: float
@@ -72,8 +70,7 @@ class ConfidenceMetrics:
         accepted = percent(self.accepted_accuracy)
         return (
             f"confidence of {words.n} words, {percent(words.accuracy)} correct: ECE {words.ece:.3f},"
-            f" AUROC {_number(words.auroc)} (score margin: ECE {self.margin.ece:.3f},"
-            f" AUROC {_number(self.margin.auroc)})\n"
+            f" AUROC {_number(words.auroc)}\n"
             f"sentence probability: ECE {self.sentences.ece:.3f}, AUROC {_number(self.sentences.auroc)}\n"
             f"{percent(self.accepted_share)} of the words accepted (confidence at least {self.accept_above:.3f} on"
             f" average),"
@@ -95,7 +92,6 @@ def measure_confidence(
     confidences: list[float] = []
     thresholds: list[float] = []
     correct: list[bool] = []
-    margins: list[float] = []
     sentences: list[float] = []
     sentences_correct: list[bool] = []
     for n_best, text in decoded:
@@ -106,11 +102,8 @@ def measure_confidence(
         threshold = model.accept_above if best.accept_above is None else best.accept_above
         thresholds += [threshold] * len(best.confidences)
         correct += are_correct(text, best.words)
-        totals = [h.total or 0.0 for h in n_best[:2]]
-        margin = float(probability(np.array(totals[0] - totals[1]))) if len(totals) > 1 else 1.0
-        margins += [margin] * len(best.words)
         sentences.append(best.probability or 0.0)
-        sentences_correct.append(_is_correct(text, best.words))
+        sentences_correct.append(score_text(text, " ".join(best.words)).words.errors == 0)
     if not correct:
         return None
     values, outcomes = np.array(confidences), np.array(correct)
@@ -118,7 +111,6 @@ def measure_confidence(
     return ConfidenceMetrics(
         measure_reliability(values, outcomes),
         measure_reliability(np.array(sentences), np.array(sentences_correct)),
-        measure_reliability(np.array(margins), outcomes),
         float(np.mean(thresholds)),
         model.accuracy,
         float(accepted.mean()),
@@ -131,10 +123,6 @@ def are_correct(reference: str, words: Sequence[str]) -> list[bool]:
     """Whether each decoded word agrees with the reference."""
     aligned = align_words(reference, words) or []
     return [part["op"] == "correct" for part in aligned if part["op"] != "deletion"]
-
-
-def _is_correct(reference: str, words: Sequence[str]) -> bool:
-    return score(normalise_text(reference).split(), normalise_text(" ".join(words)).split()).errors == 0
 
 
 def measure_reliability(confidences: np.ndarray, correct: np.ndarray) -> Reliability:
@@ -193,34 +181,32 @@ def collect_evidence(
         return None
     words = n_best[0].words
     features = word_features(n_best, frames, lm_weight)
-    return Evidence(totals_of(n_best), features, np.array(are_correct(text, words)), _is_correct(text, words), session)
+    is_correct = score_text(text, " ".join(words)).words.errors == 0
+    return Evidence(totals_of(n_best), features, np.array(are_correct(text, words)), is_correct, session)
 
 
 def fit_confidence(
-    evidence: Sequence[Evidence], start: ConfidenceConfig, *, accuracy: float = 0.95, calibrated_on: str = ""
+    evidence: Sequence[Evidence], start: ConfidenceConfig, *, calibrated_on: str = ""
 ) -> ConfidenceConfig:
     """Fit the logistic models and the acceptance threshold.
 
     `accept_above` is chosen on cross-fitted confidences (over folds of sessions if there are at least two): it accepts
-    the largest set of words in which (errors + 1) / (words + 1) is at most 1 - accuracy (as in conformal risk control,
-    Angelopoulos et al. 2022). `log_odds` are quantiles of the cross-fitted log-odds, with which the words of a session
-    are compared; the other settings are those of `start`.
+    the largest set of words in which (errors + 1) / (words + 1) is at most 1 - `start.accuracy` (as in conformal risk
+    control, Angelopoulos et al. 2022). `log_odds` are quantiles of the cross-fitted log-odds, with which the words of a
+    session are compared; the other settings are those of `start`.
     """
-    names = sorted({e.session for e in evidence if e.session is not None})
-    if len(names) >= 2 and all(e.session is not None for e in evidence):
-        folds = [names.index(str(e.session)) % _N_FOLDS for e in evidence]
-    else:
-        folds = [i % _N_FOLDS for i in range(len(evidence))]
+    sessions = [e.session for e in evidence]
+    folds = session_folds(sessions, min(N_FOLDS, max(2, len(set(sessions))))).tolist()
     n_words = sum(len(e.correct) for e in evidence)
-    if n_words < _MIN_WORDS:
+    if n_words < MIN_WORDS:
         raise UserError(
-            f"calibrating confidences needs at least {_MIN_WORDS} decoded words with references, not {n_words}"
+            f"calibrating confidences needs at least {MIN_WORDS} decoded words with references, not {n_words}"
         )
     word = _fit_words(evidence)
     held_out = [np.empty(0)] * len(evidence)
     for fold in set(folds):
         others = [e for e, k in zip(evidence, folds, strict=True) if k != fold]
-        model = _fit_words(others) if sum(len(e.correct) for e in others) >= _MIN_WORDS // 2 else word
+        model = _fit_words(others) if sum(len(e.correct) for e in others) >= MIN_WORDS // 2 else word
         for i, e in enumerate(evidence):
             if folds[i] == fold:
                 held_out[i] = model.log_odds(e.features)
@@ -229,13 +215,12 @@ def fit_confidence(
         np.array([e.sentence_correct for e in evidence]),
     )
     log_odds = np.concatenate(held_out)
-    threshold = accept_threshold(probability(log_odds), np.concatenate([e.correct for e in evidence]), accuracy)
+    threshold = accept_threshold(probability(log_odds), np.concatenate([e.correct for e in evidence]), start.accuracy)
     quantiles = np.quantile(log_odds, (np.arange(_N_QUANTILES) + 0.5) / _N_QUANTILES)
     return start.model_copy(
         update={
             "word": word,
             "sentence": sentence,
-            "accuracy": accuracy,
             "accept_above": threshold,
             "log_odds": tuple(round(float(value), 3) for value in quantiles),
             "calibrated_on": calibrated_on,

@@ -32,6 +32,7 @@ class Sentence:
     lm: str | None = None  # language model that it was decoded with
     in_lm_text: bool | None = None  # the reference occurs in the language model's training text; None: unknown
     seconds: float | None = None  # length of the recording; None: unknown
+    search_seconds: float | None = None  # CPU time of the search, if it was decoded here
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -53,6 +54,11 @@ class Sentence:
     def word_errors(self) -> Score | None:
         """Word edit counts of the best text; None without a reference."""
         return None if self.reference is None else score_text(self.reference, self.text).words
+
+    def is_rejected(self, below: float | None) -> bool:
+        """Whether the probability that the sentence is correct is below a limit; true for a sentence without words."""
+        probability = self.n_best[0].probability if self.n_best else None
+        return below is not None and (probability is None or probability < below)
 
     def to_row(self, text: str | None = None) -> dict[str, Any]:
         """Its line: `text`, by default the best hypothesis, what is known of the trial, and the n-best list."""
@@ -137,10 +143,13 @@ def read_decodings(path: Path, limit: int | None = None) -> list[Sentence]:
     return sentences
 
 
-def attach_references(sentences: Sequence[Sentence], path: Path, *, complete: bool = False) -> list[Sentence]:
-    """Add the references of lines with `text`, by `id` if all of them have one, else line by line.
+def attach_references(
+    sentences: Sequence[Sentence], path: Path, *, complete: bool = False, by_position: bool = False
+) -> list[Sentence]:
+    """Add the references of lines with `text`: by `id`, or line by line if some have none or the trials are unnamed.
 
-    Trials without a line keep what they have, unless the references have to be `complete`.
+    Trials without a line keep what they have, unless the references have to be `complete`. Trials that are identified
+    `by_position` get the ids of their lines.
     """
     rows = read_jsonl(path)
     by_id: dict[str, Mapping[str, Any]] = {}
@@ -151,9 +160,9 @@ def attach_references(sentences: Sequence[Sentence], path: Path, *, complete: bo
         if identity is not None and str(identity) in by_id:
             raise UserError(f"{path} line {number}: trial {identity!r} occurs twice; keep one of the two")
         by_id[f"line {number}" if identity is None else str(identity)] = row
-    if any("id" not in row and "trial" not in row for row in rows):
+    if by_position or any("id" not in row and "trial" not in row for row in rows):
         if len(rows) != len(sentences):
-            raise UserError(f"{path} has {len(rows)} lines without ids, but there are {len(sentences)} trials")
+            raise UserError(f"{path} has {len(rows)} lines, but there are {len(sentences)} trials; give one line each")
         by_id = dict(zip([s.id for s in sentences], rows, strict=True))
     missing = [s.id for s in sentences if s.id not in by_id]
     if missing and (complete or len(missing) == len(sentences)):
@@ -161,7 +170,10 @@ def attach_references(sentences: Sequence[Sentence], path: Path, *, complete: bo
             f"{path} has no line with id {missing[0]!r}; its first is {next(iter(by_id), None)!r}; give one line per"
             " trial"
         )
-    return [_with_reference(s, by_id[s.id], path) if s.id in by_id else s for s in sentences]
+    attached = [_with_reference(s, by_id[s.id], path) if s.id in by_id else s for s in sentences]
+    if by_position:
+        return [replace(s, id=str(by_id[s.id].get("id", s.id))) for s in attached]
+    return attached
 
 
 def _with_reference(sentence: Sentence, row: Mapping[str, Any], path: Path) -> Sentence:
