@@ -218,12 +218,19 @@ def decode(
 ) -> Transcription:
     """Decode RUN or RUN@CHECKPOINT, an exported model with a store, or a file of frame log-probabilities to words.
 
-    `references`: JSON lines with `text`. `split` and `data` apply to runs and exported models. `out`: write one JSON
-    line per trial with its n-best list. For a run, the same lines and their summary are kept in the run folder, as
-    `results/<split>.words.jsonl` and `.json`, where report, ledger and list of runs find them.
+    For a run, the lines and their summary are kept in the run folder, as `results/<split>.words.jsonl` and `.json`,
+    where report, ledger and list of runs find them. Every word has a confidence, the probability that it is correct,
+    and every sentence a probability.
 
-    Every word has a confidence, the probability that it is correct, and every sentence a probability. `reject_below`
-    marks sentences whose probability is lower as rejected; their text is kept.
+    Args:
+        source: RUN or RUN@CHECKPOINT, an exported model, a file of frame scores, or hf:ORG/NAME.
+        options: Language model, lexicon, weights and head.
+        split: Of a run or an exported model: val, test, dev or train.
+        data: Store of a run or an exported model; default: that of the training run.
+        references: JSON lines with `text`, and with `id` if the trials have ids.
+        n_best: Hypotheses to write per trial.
+        reject_below: Mark sentences as rejected if their probability of being correct is lower; their text is kept.
+        out: JSON lines to write, one per trial with its n-best list.
     """
     if reject_below is not None and not 0.0 <= reject_below <= 1.0:
         raise UserError(f"--reject-below must be a probability between 0 and 1, not {reject_below:g}")

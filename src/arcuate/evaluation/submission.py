@@ -55,8 +55,14 @@ def submit(
 ) -> Submission:
     """Write the decoded texts of a run folder or a decodings file as a submission; the session names tell which.
 
-    `label`: of `results/<split>.<label>.jsonl` in a run folder. `data`: store whose trials have to be there, by default
-    the one that the run was trained on; without a store, the number of trials has to be that of the release.
+    Args:
+        source: Run folder with decoded words, or a file of `arcuate decode`.
+        out: File to write: CSV for '25, text for '24.
+        split: Split to submit: test, or another one to check the format.
+        label: With a run: of `results/<split>.<label>.jsonl`.
+        data: Store whose trials have to be there; default: that of the training run. Without a store, the number of
+            trials has to be that of the release.
+        allow_empty: Submit empty texts too.
     """
     path, target = local_path(source), Path(out)
     run = None if path.is_file() else open_run(path)

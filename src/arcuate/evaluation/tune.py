@@ -139,9 +139,18 @@ def tune(
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
 
-    `options.config`: initial weights, and the fraction of accepted words that should be correct
-    (`confidence.accuracy`), for which the confidences are calibrated. `budget`: time in seconds; 0: keep the weights
-    and calibrate only. `folds`: also report the cross-validated WER over folds of sessions; 0: do not.
+    Confidences are calibrated too, for the `confidence.accuracy` of the initial weights: the fraction of accepted words
+    that should be correct.
+
+    Args:
+        source: RUN or RUN@CHECKPOINT, an exported model, or a file of frame scores.
+        out: YAML file of weights to write.
+        options: Language model, lexicon, initial weights and head.
+        split: Of a run or an exported model.
+        data: Store of a run or an exported model; default: that of the training run.
+        references: JSON lines with `text`, and with `id` if the trials have ids.
+        budget: Time budget in seconds; 0: keep the weights and only calibrate.
+        folds: Also report the cross-validated WER over this many folds of sessions; 0: do not.
     """
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-validation")
