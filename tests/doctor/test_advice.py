@@ -1,4 +1,4 @@
-"""Advice is never dangerous: checked on all real logs, on every rule, and on run folders of many recipes."""
+"""Advice is never dangerous: checked on all real logs and on run folders of many recipes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from arcuate.config import to_tree
-from arcuate.doctor import VERDICTS, Diagnosis, diagnose
-from arcuate.doctor.advice import find_causes
-from arcuate.doctor.diagnose import measure
-from arcuate.doctor.log_table import Series, TrainingLog
-from arcuate.doctor.rules import Finding
+from arcuate.doctor import Diagnosis, diagnose
+from arcuate.doctor.log_table import TrainingLog
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
 from arcuate.run import Run, create_run
-from support.doctor_logs import STEPS, falling
+from support.doctor_logs import falling
 
 OFFICIAL = {"b2t24": "b2t24-gru", "b2t25": "b2t25-gru", None: "b2t25-gru"}
 RAISING_WORDS = ("four times the learning rate", "ten times higher", "updates have to become larger")
@@ -87,38 +84,6 @@ def test_advice_on_all_real_logs_is_safe(shared: Path) -> None:
             assert_safe(run)
             n_judged += 1
     assert n_judged >= 98
-
-
-NOISE = 1 + 0.02 * np.sin(np.arange(len(STEPS)) * 1.7)
-GRADIENTS = {
-    "calm": np.ones(len(STEPS)) * NOISE,
-    "rising": np.geomspace(0.5, 30, len(STEPS)),
-    "not finite": np.where(np.arange(len(STEPS)) % 9 == 8, np.nan, 1.0),
-    "unknown": np.empty(0),
-}
-RATES = {"low": 1e-4, "usual": 0.002, "high": 0.05, "unknown": 0.0}
-
-
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "restarted"])
-def test_every_rule_gives_safe_advice(verdict: str, gradient: str) -> None:
-    for other in (v for v in VERDICTS if v not in ("restarted", verdict)):
-        for rate in RATES.values():
-            lr = Series(STEPS, np.full(len(STEPS), rate), "batches") if rate else Series()
-            grad = GRADIENTS[gradient]
-            made = TrainingLog(
-                "made up",
-                Series(STEPS, falling(end=0.4), "batches"),
-                Series(STEPS, falling(6.5, 0.8), "batches"),
-                Series(STEPS, falling(7.0, 0.4), "batches"),
-                Series(STEPS[: len(grad)], grad, "batches"),
-                lr,
-            )
-            measurements, dataset, _ = measure(made)
-            causes = find_causes(Finding(verdict, (), 5000), measurements, [Finding(other, (), None, minor=True)])
-            assert_safe(
-                Diagnosis(verdict, (other,), causes=causes, dataset=dataset, log=made, name=f"{verdict} {rate}")
-            )
 
 
 CURVES = {

@@ -58,14 +58,6 @@ def test_non_finite_loss_from_step_40_on(run: Path, tmp_path: Path, value: float
     assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 40)
 
 
-def test_one_non_finite_loss_is_sufficient(run: Path, tmp_path: Path) -> None:
-    def change(row: dict) -> dict:
-        return {**row, "loss": float("nan")} if (row["split"], row["step"]) == ("train", 40) else row
-
-    diagnosis = diagnose(edited(run, tmp_path / "nan", change))
-    assert (diagnosis.primary, diagnosis.since_step) == ("exploded", 40)
-
-
 @pytest.mark.thorough
 def test_forty_times_the_learning_rate(cohort_store: Path, tmp_path: Path) -> None:
     diagnosis = diagnose(train(cohort_store, tmp_path / "fast", "schedule.peak_lr=0.32", "guard.enabled=false"))
@@ -85,15 +77,6 @@ def test_blank_output(run: Path, tmp_path: Path) -> None:
     assert (diagnosis.primary, diagnosis.since_step) == ("collapsed", 24)
     diagnosis = diagnose(edited(run, tmp_path / "mute", mute))
     assert (diagnosis.primary, diagnosis.since_step) == ("collapsed", 52)
-
-
-def test_same_run_twice_in_one_folder(run: Path, tmp_path: Path) -> None:
-    twice = edited(run, tmp_path / "twice", lambda row: row)
-    (twice / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text() * 2)
-    diagnosis = one_object(arcuate("doctor", twice, "--json").stdout)
-    assert diagnosis["primary"] == "restarted"
-    assert len(diagnosis["runs"]) == 2 and diagnosis["runs"][0]["primary"] == diagnosis["runs"][1]["primary"]
-    assert "run 2 is identical to run 1" in " ".join(diagnosis["evidence"])
 
 
 def test_guard_incidents_are_evidence(run: Path, tmp_path: Path) -> None:

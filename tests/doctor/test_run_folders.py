@@ -1,21 +1,17 @@
 """Damaged run folders, and suggestions that depend on the recipe."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from arcuate.doctor import VERDICTS, diagnose
+from arcuate.doctor import diagnose
 from arcuate.doctor.advice import find_causes
 from arcuate.doctor.diagnose import measure
 from arcuate.doctor.rules import Finding
-from arcuate.experiments.recipe import load_recipe
 from arcuate.insight.run_data import read_run
 from arcuate.insight.runs import run_dict
-from support.cli import assert_refused
-from support.command import arcuate
 from support.doctor_logs import falling, log
 from support.fabricate_runs import make_run
 
@@ -46,13 +42,6 @@ def test_suggestions_exclude_current_settings() -> None:
         measurements, _, _ = measure(replace(overfit, settings=settings, is_arcuate=True))
         changes = " ".join(cause.change for cause in find_causes(Finding("overfit", (), 4000), measurements))
         assert ("n_masks=20" in changes) == advised
-
-
-@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "restarted"])
-def test_suggested_settings_exist(verdict: str) -> None:
-    measurements, _, _ = measure(log(falling(end=0.4), falling(6.5, 0.8), falling(7.0, 0.4)))
-    for cause in find_causes(Finding(verdict, (), 5000), measurements):
-        load_recipe("b2t25-gru", re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)+=[\w.+-]+\b", cause.change))
 
 
 def test_learning_rate_is_named_as_in_the_recipe(tmp_path: Path) -> None:
@@ -86,15 +75,3 @@ def test_log_with_damaged_lines_keeps_its_best(tmp_path: Path) -> None:
 def test_finished_healthy_run_is_not_also_unfinished(tmp_path: Path) -> None:
     diagnosis = diagnose(make_run(tmp_path / "run", per=0.05).path)
     assert (diagnosis.primary, diagnosis.secondary) == ("healthy", ())
-
-
-@pytest.mark.parametrize("target", ["folder", "notes.txt", "pipe"])
-def test_page_overwrites_only_pages(tmp_path: Path, target: str) -> None:
-    import os
-
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "notes.txt").write_text("mine")
-    os.mkfifo(tmp_path / "pipe")
-    run = make_run(tmp_path / "run")
-    assert_refused(arcuate("doctor", run.path, "--html", tmp_path / target), target)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
