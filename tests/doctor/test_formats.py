@@ -185,6 +185,19 @@ def test_separate_training_and_validation_tables(tmp_path: Path) -> None:
         assert len(found.per) == len(found.train_loss) == 100
 
 
+def test_closing_evaluation_of_the_best_checkpoint_is_not_the_end_of_training(tmp_path: Path) -> None:
+    """As in a callback that validates the best checkpoint again after the last step."""
+    rates, losses = np.r_[0.93, np.ones(19)], falling(9.5, 2.2, n=20)
+    rows = [
+        {"step": 30 * i + 29, "val_cer": r, "val_loss": v} for i, (r, v) in enumerate(zip(rates, losses, strict=True))
+    ]
+    closing = {"step": 600, "val_cer": rates[0], "val_loss": losses[0]}
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, [*rows, closing])))
+    diagnosis = diagnose(tmp_path / "log")
+    assert (diagnosis.primary, diagnosis.last_step, diagnosis.last_per) == ("collapsed", 599, 1.0)
+    assert any("repeats an earlier one" in note for note in diagnosis.notes)
+
+
 def test_placeholder_zeros_are_not_evaluations(tmp_path: Path) -> None:
     per = [float(v) if i % 10 == 0 else 0 for i, v in enumerate(falling(n=1000))]
     tree = {

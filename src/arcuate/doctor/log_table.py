@@ -262,7 +262,7 @@ class LogTable:
             notes: list[str] = []
             run_name = f"{name} {group}".strip() if len(groups) > 1 else name
             runs = _split_runs(_choose_columns(columns, notes), run_name)
-            logs += [replace(run, notes=tuple(dict.fromkeys(notes))) for run in runs]
+            logs += [replace(run, notes=(*dict.fromkeys(notes), *run.notes)) for run in runs]
             self.implausible += notes
         return [log for log in logs if any(map(len, (log.per, log.val_loss, log.train_loss, log.grad_norm)))]
 
@@ -482,7 +482,18 @@ def _make_log(series: _Runs, name: str) -> TrainingLog:
     unit, counters = log.judged.unit, ("steps", "batches")
     counted = {q: s for q in _SERIES if len(s := getattr(log, q)) and s.unit in counters and unit in counters}
     changed: dict[str, Any] = {quantity: replace(s, unit=unit) for quantity, s in counted.items()}
-    return replace(log, **changed)
+    return _without_closing_evaluation(replace(log, **changed))
+
+
+def _without_closing_evaluation(log: TrainingLog) -> TrainingLog:
+    """The log without a last evaluation that repeats an earlier one: the best checkpoint, loaded after training."""
+    steps, losses = log.val_loss.steps, log.val_loss.values
+    if len(steps) < 4 or not (losses[:-1] == losses[-1]).any() or 2 * (steps[-1] - steps[-2]) >= _spacing(steps[:-1]):
+        return log
+    cut: dict[str, Any] = {
+        name: s.select(s.steps < steps[-1]) for name in ("per", "val_loss") if len(s := getattr(log, name))
+    }
+    return replace(log, **cut, notes=(*log.notes, "the last evaluation repeats an earlier one and was left out"))
 
 
 def _ascending(series: Series) -> Series:
