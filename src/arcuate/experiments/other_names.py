@@ -93,7 +93,7 @@ NAMES: dict[str, str | tuple[str, str]] = {
     "wandbentity": "track.wandb.entity={}",
     "wandbrunname": "track.wandb.run_name={}",
     "wandbtags": "track.wandb.tags={}",
-    "wandbnotes": "track.wandb.notes={}",
+    "wandbnotes": "purpose={}",
 }
 
 

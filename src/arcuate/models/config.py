@@ -239,7 +239,7 @@ class TransducerSettings(Settings):
     context: ClassVar[int] = 2  # tokens, of the stateless predictor
     width: int = Field(512, ge=1, le=8192, description="Width of prediction network and joiner.")
     depth: int = Field(1, ge=1, le=16, description="Number of layers of the LSTM predictor.")
-    dropout: ClassVar[float] = 0.1  # on token embeddings
+    dropout: Probability = Field(0.1, description="Dropout on token embeddings.")
 
 
 class SpeakingModeSettings(Settings):

@@ -184,7 +184,6 @@ class Wandb(Settings):
     entity: _Name | None = Field(None, description="User or team; null = the default of the account.")
     run_name: _Name | None = Field(None, description="Displayed name; null = the name of the run folder.")
     tags: tuple[_Tag, ...] = Field((), description="Tags of the run.")
-    notes: str = Field("", description="Notes on the run.")
 
 
 class Track(Settings):

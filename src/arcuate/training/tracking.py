@@ -239,7 +239,7 @@ class WandbBackend:
 def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str) -> "wandb.Run":
     import wandb
 
-    offline = os.environ.get("WANDB_MODE") == "offline"
+    offline, config = os.environ.get("WANDB_MODE") == "offline", to_tree(recipe)
     try:
         wandb_run = wandb.init(
             dir=str(run.path.resolve()),
@@ -250,8 +250,8 @@ def _init(settings: Wandb, run: Run, recipe: TrainingConfig, run_id: str) -> "wa
             entity=settings.entity,
             name=settings.run_name or run.name,
             tags=list(settings.tags),
-            notes=settings.notes or None,
-            config=to_tree(recipe),
+            notes=config.get("purpose") or None,
+            config=config,
             allow_val_change=True,
             settings=wandb.Settings(**_METRICS_ONLY, quiet=True, silent=offline, finish_timeout=_FINISH_TIMEOUT_S),
         )
