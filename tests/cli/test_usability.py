@@ -1,12 +1,13 @@
 """Completion, error messages with a valid form, singular and plural, progress bars."""
 
 import re
+from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from arcuate.cli.commands import make_app
+from arcuate.cli.commands import COMMANDS, make_app
 from arcuate.cli.show_data import leakage_line, print_summary
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare
@@ -35,6 +36,15 @@ def test_scripts_for_shells_know_commands_options_and_choices(shell: str) -> Non
     script = make_app().generate_completion(shell=shell)
     for word in ("simulate", "recipes", "electrodes", "falcon-h2", "__complete"):
         assert word in script
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_described(name: str) -> None:
+    app = make_app()
+    command = reduce(lambda group, word: group[word], name.split(), app)
+    found = command.assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
+    assert [argument.name for argument in found if argument.show and not argument.parameter.help] == []
+    assert command.help
 
 
 @pytest.mark.parametrize(
