@@ -17,7 +17,6 @@ from arcuate.insight.charts.curves import (
     ValueAxis,
     best_mark,
     line_chart,
-    log_domain,
     plot_curves,
     thin_curve,
 )
@@ -78,16 +77,6 @@ def test_gaps_and_lone_points_are_drawn() -> None:
     assert [row["step"] for row in rows if row.get("dot")] == [0.0, 2.0]
 
 
-def test_first_dot_is_not_clipped() -> None:
-    """The axis starts before the first dot, and at the first step if there are no dots."""
-    points = thin_curve(range(6), [1.0, 0.9, 0.5, 0.4, 0.25, 0.2])
-    starts = {}
-    for dots in (True, False):
-        chart = line_chart([Line("a", "blue", points, dots=dots)], ValueAxis(), title="t", label="l")
-        starts[dots] = chart.to_dict(validate=False)["layer"][0]["encoding"]["x"]["scale"]["domain"][0]
-    assert starts[True] < 0 == starts[False]
-
-
 def test_dots_are_drawn_on_their_own_line_only() -> None:
     points = thin_curve([0, 1, 2], [0.0, 0.5, 1.0])
     lines = [Line("diagonal", "ink", points, dash=True), Line("words", "blue", points, dots=True)]
@@ -128,12 +117,6 @@ def test_session_labels_are_short_and_unique() -> None:
     assert short_session_names(["t12.a", "t15.a"]) == {"t12.a": "t12.a", "t15.a": "t15.a"}
     long = ["x" * 20 + "1", "x" * 20 + "2"]
     assert len(set(short_session_names(long).values())) == 2
-
-
-def test_logarithmic_domain_has_room_for_ticks() -> None:
-    low, high = log_domain([0.3, 0.31])
-    assert high / low > 3
-    assert log_domain([]) == pytest.approx(log_domain([1.0, 10.0]))
 
 
 def test_pooling_keeps_the_mean() -> None:

@@ -2,10 +2,7 @@
 
 import base64
 import json
-import re
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,15 @@ from hypothesis import strategies as st
 
 from arcuate.data.alphabet import BLANK, CLASSES, PHONEME_ORDER, PHONEMES
 from arcuate.errors import UserError
-from arcuate.evaluation.metrics import align, score, total
+from arcuate.evaluation.metrics import score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import load_recipe
 from arcuate.files import write_json, write_jsonl
 from arcuate.insight.charts.curves import MAX_POINTS, curve_of
 from arcuate.insight.charts.images import png
-from arcuate.insight.render import style_sheet, vega_bundle
+from arcuate.insight.render import vega_bundle
 from arcuate.insight.report import write_report
 from arcuate.insight.report.curves import confidence_section
-from arcuate.insight.report.errors import EXAMPLE_WORDS
 from arcuate.insight.report.trial import intensity
 from arcuate.insight.run_data import read_run, read_words
 from arcuate.run import Run, create_run
@@ -254,30 +250,25 @@ def test_complete_run_has_every_section(complete_run: Run) -> None:
     ):
         assert words in page
     assert page.count('class="chip sub"') > 5
-    assert "not on the trials scored here" in page
-
-
-@pytest.mark.parametrize("kind", ["sub", "ins", "del"])
-def test_kinds_of_errors_have_colours(kind: str) -> None:
-    assert re.search(rf"\.bar \.{kind}, \.mark\.{kind} \{{ background: [^}}]+\}}", style_sheet())
-
-
-def test_same_folder_gives_the_same_bytes(complete_run: Run) -> None:
-    assert write_report(complete_run).read_bytes() == write_report(complete_run).read_bytes()
-
-
-def test_headline_agrees_with_the_summary(complete_run: Run) -> None:
+    assert "not on the trials scored here" in page and "decoded with" not in page
     values = json.loads(complete_run.results_file("val", ending="json").read_text())
-    page, _ = report(complete_run)
     assert f"<b>{100 * values['per']:.1f}\u202f%</b>" in page
     assert f"{100 * values['per_low']:.1f}–{100 * values['per_high']:.1f}" in page
 
 
-def test_selection_on_the_scored_split_is_reported(tmp_path: Path) -> None:
+def test_search_and_selection_are_stated_and_broken_examples_not_fatal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", sessions=1, n_examples=1)
     path = run.results_file("val", ending="json")
-    write_json(path, {**json.loads(path.read_text()), "selected_on": "val"})
-    assert "selected on the same validation trials that are scored here" in report(run)[0]
+    facts = {"selected_on": "val", "search": "beam", "beam": 20, "head": "ctc"}
+    write_json(path, {**json.loads(path.read_text()), **facts})
+    run.results_file("val", ending="npz").write_bytes(b"not an archive")
+    page, _ = report(run)
+    assert "decoded with beam size 20" in page and "val.npz cannot be read" in page
+    assert "selected on the same validation trials that are scored here" in page
+
+
+def test_same_folder_gives_the_same_bytes(complete_run: Run) -> None:
+    assert write_report(complete_run).read_bytes() == write_report(complete_run).read_bytes()
 
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:
@@ -323,18 +314,7 @@ def test_missing_files_are_tolerated(tmp_path: Path, missing: str) -> None:
         path.unlink()
     page, _ = report(run)
     assert ("--split val" in page) == (missing in ("results", "everything"))
-
-
-def test_unevaluated_run_shows_curves_and_the_next_command(tmp_path: Path) -> None:
-    page, outline = report(make_run(tmp_path / "young run", split=None))
-    assert [i for i in outline.ids if i in [*SECTIONS, "results"]] == [
-        "learning",
-        "results",
-        "recipe",
-        "environment",
-    ]
-    assert f"arcuate evaluate &#39;{tmp_path}/young run&#39; --split val" in page
-    assert "Best error rate in the log" in page
+    assert ("Best error rate in the log" in page) == (missing == "results")
 
 
 @pytest.mark.parametrize(
@@ -434,12 +414,6 @@ def test_self_referencing_yaml_is_truncated(tmp_path: Path) -> None:
     assert len(report(run)[0]) < 1_000_000
 
 
-def test_broken_examples_are_reported_and_not_fatal(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "r", sessions=2, n_examples=1)
-    run.results_file("val", ending="npz").write_bytes(b"not an archive")
-    assert "val.npz cannot be read" in report(run)[0]
-
-
 def test_unusual_examples_are_drawn(tmp_path: Path) -> None:
     """NaN bins, dead channels, an odd channel count, a foreign alphabet, a trial nobody knows."""
     run = make_run(tmp_path / "r", sessions=2, n_examples=1)
@@ -455,11 +429,6 @@ def test_thinned_curve_keeps_the_extremes() -> None:
     thinned = curve_of(rows, "loss")
     assert len(thinned.steps) <= MAX_POINTS
     assert max(thinned.values) == 1000.0
-
-
-def test_alphabet_is_complete() -> None:
-    assert sorted(PHONEME_ORDER) == sorted(CLASSES[1:])
-    assert set(EXAMPLE_WORDS) == set(PHONEMES)
 
 
 def test_intensity_is_between_zero_and_one() -> None:
@@ -479,27 +448,6 @@ def test_png_contains_the_given_values() -> None:
     lines = np.frombuffer(zlib.decompress(content[at + 4 : at + 4 + size]), np.uint8).reshape(3, 4)[:, 1:]
     shades = np.stack([lines >> 4, lines & 15], axis=-1).reshape(3, 6)[:, :5]
     np.testing.assert_array_equal(shades, np.rint(values * 15))
-
-
-def test_alignment_has_as_many_errors_as_the_score() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(50):
-        _, reference = sentence(rng)
-        hypothesis = misread(rng, reference, 0.4)
-        assert sum(a != b for a, b in align(reference, hypothesis)) == score(reference, hypothesis).errors
-
-
-def test_report_does_not_import_torch() -> None:
-    code = "import sys, arcuate.insight.report; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_beam_search_is_stated_with_the_result(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "r", sessions=1, n_examples=1)
-    path = run.results_file("val", ending="json")
-    assert "decoded with" not in report(run)[0]
-    write_json(path, {**json.loads(path.read_text()), "search": "beam", "beam": 20, "head": "ctc"})
-    assert "decoded with beam size 20" in report(run)[0]
 
 
 def test_words_stand_beside_phonemes(tmp_path: Path) -> None:
@@ -561,11 +509,3 @@ def test_the_floor_is_drawn_beside_the_error_rate(tmp_path: Path) -> None:
     file.parent.mkdir()
     write_json(file, {"lowest": 0.812})
     assert "floor without neural information, 81.2\u202f%" in report(run)[0]
-
-
-def test_a_folder_in_place_of_the_recipe_is_no_reason_to_fail(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", n_examples=1)
-    run.recipe_file.unlink()
-    run.recipe_file.mkdir()
-    page, _ = report(run)
-    assert "Learning curves" in page

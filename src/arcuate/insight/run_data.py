@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from arcuate.files import finite_int, finite_number, read_json, read_jsonl, read
 from arcuate.run import WORDS_LABEL, Run, split_parent, unfinished_reason
 
 _MAX_LOG_BYTES = 2**31
+_MAX_PROBLEM = 300  # characters; a recipe of another version may have a hundred unknown settings
 SPLITS = ("val", "test", "dev", "train")  # which results to show by default
 Row = Mapping[str, Any]
 Diagnose = Callable[[Path], Any]  # `arcuate.doctor.diagnose`, passed in because the doctor is built on this package
@@ -236,7 +238,7 @@ def read_run(run: Run, name: str | None = None, diagnose: Diagnose | None = None
         try:
             return read()
         except (UserError, OSError) as error:
-            problems.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            problems.append(shorten(str(error) or type(error).__name__, _MAX_PROBLEM, placeholder=" …"))
             return default
 
     recipe = attempt(lambda: run_recipe(run), None)
