@@ -1,9 +1,11 @@
 """Parts of the model against reference implementations, parameter counts, and error messages."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.batching import BatchStatistics
@@ -111,6 +113,21 @@ def test_dropout_of_the_gru_on_a_gpu_is_drawn_by_torch(bidirectional, monkeypatc
         torch.manual_seed(seed)
         results.append(encoder.train()._forward_torch(bins, n_frames, encoder.start(3), (), (8, 1, 5))[0])
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+def test_trials_are_packed_once_for_all_layers_of_a_gru_on_a_gpu():
+    """Packing copies the batch in many small parts: per layer, it was most of the copies of a step with dropout."""
+    encoder = GRU(GRUSettings(width=5, depth=4, bidirectional=True, dropout=0.5), Patch(bins=2, stride=1), 3).train()
+    counts = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            counts[function.overloadpacket._qualified_op_name] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Count():
+        encoder._forward_torch(torch.randn(3, 9, 3), torch.tensor([8, 1, 5]), encoder.start(3), (), (8, 1, 5))
+    assert counts["aten::_pack_padded_sequence"] == 1
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -173,64 +173,78 @@ class GRU(Encoder):
         (pytorch/pytorch#104697), so a resumed run would differ from an uninterrupted one. Nor does it compute gradients
         of an `nn.GRU` in evaluation mode (pytorch/pytorch#5878), which adaptation needs.
         """
-        x = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
+        frames = extract_patches(bins, self.patch).transpose(0, 1)  # (F, B, D)
         lengths = None
         if self.settings.bidirectional and n_frames is not None:
             lengths = n_frames.cpu() if known_lengths is None else torch.tensor(known_lengths)
+        packing = _Packing(lengths, len(frames), frames.device)
+        x, state = packing.pack(frames), packing.sort(state)
         drops = self.training and self.settings.dropout > 0 and self.settings.depth > 1
         differentiates_evaluation = torch.is_grad_enabled() and not self.training
+        inner: dict[int, Tensor] = {}
         if not layers and not drops and not differentiates_evaluation:
-            if lengths is None:
-                frames, state = self.gru(x, state.contiguous())
-            else:
-                frames, state = _run_packed(self.gru, x, lengths, state)
-            return frames.transpose(0, 1), state, {}
-        last, inner = [], {}
-        for layer, before in enumerate(state.unflatten(0, (-1, self.n_directions)), start=1):
-            if layer > 1:
-                x = F.dropout(x, self.settings.dropout, self.training)
-            directions = slice((layer - 1) * self.n_directions, layer * self.n_directions)
-            weights: list[Tensor] = [w for direction in self.gru.all_weights[directions] for w in direction]
-            x, after = _run_torch_layer(x, lengths, before.contiguous(), weights)
-            last.append(after)
-            if layer in layers:
-                inner[layer] = x.transpose(0, 1)
-        return x.transpose(0, 1), torch.cat(last), inner
+            x, after = self.gru(x, state.contiguous())
+        else:
+            last = []
+            for layer, before in enumerate(state.unflatten(0, (-1, self.n_directions)), start=1):
+                if layer > 1:
+                    x = _on_values(x, lambda values: F.dropout(values, self.settings.dropout, self.training))
+                directions = slice((layer - 1) * self.n_directions, layer * self.n_directions)
+                weights: list[Tensor] = [w for direction in self.gru.all_weights[directions] for w in direction]
+                x, state = _run_torch_layer(x, before.contiguous(), weights)
+                last.append(state)
+                if layer in layers:
+                    inner[layer] = packing.unpack(x).transpose(0, 1)
+            after = torch.cat(last)
+        return packing.unpack(x).transpose(0, 1), packing.restore(after), inner
 
 
-def _run_torch_layer(x: Tensor, lengths: Tensor | None, state: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _run_torch_layer(
+    x: Tensor | PackedSequence, state: Tensor, weights: list[Tensor]
+) -> tuple[Tensor | PackedSequence, Tensor]:
     """One layer in one or both directions by torch's kernel. (F, B, D), (directions, B, H) -> (F, B, D)
 
     cuDNN computes gradients only for calls with `train=True`; without dropout the flag has no other effect.
     """
     train = torch.is_grad_enabled()
     options = (weights, True, 1, 0.0, train, len(state) == 2)  # biases, layers, dropout, train, bidirectional
-    if lengths is None:
-        frames, state = torch.gru(x, state, *options, False)
-        return frames, state
-
-    def run(packed: PackedSequence, state: Tensor) -> tuple[PackedSequence, Tensor]:
-        data, state = torch.gru(packed.data, packed.batch_sizes, state, *options)
-        return packed._replace(data=data), state
-
-    return _run_packed(run, x, lengths, state)
+    if isinstance(x, PackedSequence):
+        values, state = torch.gru(x.data, x.batch_sizes, state, *options)
+        return x._replace(data=values), state
+    frames, state = torch.gru(x, state, *options, False)
+    return frames, state
 
 
-def _run_packed(
-    run: Callable[[PackedSequence, Tensor], tuple[PackedSequence, Tensor]], x: Tensor, lengths: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run torch's kernel on trials of different lengths (on the CPU). (F, B, D), (directions, B, H) -> (F, B, D)
+def _on_values(x: Tensor | PackedSequence, change: Callable[[Tensor], Tensor]) -> Tensor | PackedSequence:
+    return x._replace(data=change(x.data)) if isinstance(x, PackedSequence) else change(x)
 
-    The trials are sorted by length here, because `pack_padded_sequence` and `pad_packed_sequence` would copy the order
-    to the device and back, and wait for it both times.
+
+class _Packing:
+    """Trials of different lengths (on the CPU) in the layout of torch's kernels; without lengths nothing is changed.
+
+    All layers run on one packed batch. The trials are sorted by length here, because `pack_padded_sequence` and
+    `pad_packed_sequence` would copy the order to the device and back, and wait for it both times.
     """
-    lengths, order = torch.sort(lengths, descending=True, stable=True)
-    sorted_to_given = to_device(torch.argsort(order), x.device)
-    order = to_device(order, x.device)
-    packed = pack_padded_sequence(x.index_select(1, order), lengths)
-    packed, state = run(packed, state.index_select(1, order))
-    frames, _ = pad_packed_sequence(packed, total_length=x.shape[0])
-    return frames.index_select(1, sorted_to_given), state.index_select(1, sorted_to_given)
+
+    def __init__(self, lengths: Tensor | None, n_frames: int, device: torch.device) -> None:
+        self.n_frames, self.lengths = n_frames, lengths
+        if lengths is not None:
+            self.lengths, order = torch.sort(lengths, descending=True, stable=True)
+            self.inverse, self.order = to_device(torch.argsort(order), device), to_device(order, device)
+
+    def pack(self, x: Tensor) -> Tensor | PackedSequence:
+        return x if self.lengths is None else pack_padded_sequence(x.index_select(1, self.order), self.lengths)
+
+    def unpack(self, x: Tensor | PackedSequence) -> Tensor:
+        if isinstance(x, Tensor):
+            return x
+        return pad_packed_sequence(x, total_length=self.n_frames)[0].index_select(1, self.inverse)
+
+    def sort(self, state: Tensor) -> Tensor:
+        return state if self.lengths is None else state.index_select(1, self.order)
+
+    def restore(self, state: Tensor) -> Tensor:
+        return state if self.lengths is None else state.index_select(1, self.inverse)
 
 
 # One frame of one stream. The frame is bound by memory bandwidth, since every weight is loaded once. The recurrent
