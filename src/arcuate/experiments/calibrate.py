@@ -37,7 +37,7 @@ from arcuate.models.model import Model, add_session, copy_session_layer, paramet
 from arcuate.models.runtime import available_runtime, configure_runtime
 from arcuate.progress import Progress, counted, logger
 from arcuate.run import Run, RunLike, check_run_folder, create_run, lock_run
-from arcuate.training.callbacks import Callback, Stop, handle_signals
+from arcuate.training.callbacks import Callback, CallbackList, StepProgress, Stop, handle_signals
 from arcuate.training.config import Ema, GuardSettings, Optimizer, Precision, Train
 from arcuate.training.environment import describe_environment
 from arcuate.training.loop import train as train_loop
@@ -282,7 +282,11 @@ def _measure_curve(plan: _Plan, folder: Path, stop: Stop, progress: Progress | N
             layer = copy_session_layer(plan.model, plan.setup.initial_session)
             model = single_session_model(plan.model, plan.setup.session, *layer).eval()
         else:
-            report = _StepProgress(progress, fitted.index(n), len(fitted), plan.setup.settings.steps, n)
+            shown: list[Callback] = [_Incidents()]
+            if progress is not None:
+                steps, text = plan.setup.settings.steps, f"calibrating with {counted(n, 'sentence')}"
+                shown.append(StepProgress(progress, len(fitted) * steps, text, fitted.index(n) * steps))
+            report = CallbackList(*shown)
             model = _fit(plan, n, folder / ("last" if n == n_all else f"sentences-{n}"), report, stop)
         if stop.requested:
             return None
@@ -304,7 +308,7 @@ def curve_point(
     return CurvePoint(n_sentences, total(scores).rate, low, high, len(scores), *gain)
 
 
-def _fit(plan: _Plan, n: int, folder: Path, callback: "_StepProgress", stop: Stop) -> Model:
+def _fit(plan: _Plan, n: int, folder: Path, callback: Callback, stop: Stop) -> Model:
     """Train on the first `n` sentences, in a new run folder."""
     settings, new = plan.setup.settings, plan.split.calibration[:n]
     model = add_session(plan.model, plan.setup.session, plan.setup.initial_session)
@@ -384,17 +388,6 @@ def _scale_lower_bound(parent: Recipe, lr: float) -> GuardSettings:
     return parent.guard.model_copy(update={"adaptive": adaptive.model_copy(update={"min_lr": lowest})})
 
 
-class _StepProgress(Callback):
-    """Callback that reports the steps of one fit of several, and logs incidents."""
-
-    def __init__(self, progress: Progress | None, fit: int, n_fits: int, n_steps: int, n_sentences: int) -> None:
-        super().__init__()
-        self._progress, self._before, self._total = progress, fit * n_steps, n_fits * n_steps
-        self._description = f"calibrating with {counted(n_sentences, 'sentence')}"
-
-    def on_step(self, step: int) -> None:
-        if self._progress is not None:
-            self._progress(self._before + step, self._total, self._description)
-
+class _Incidents(Callback):
     def on_incident(self, row: dict[str, Any]) -> None:
         logger.info(f"step {row['step']:>6}  {row['action']}: {row['reason']}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -27,13 +27,13 @@ from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, lineage, load_recipe, official_ancestor
 from arcuate.experiments.seeds import SeedRun, SeedsResult, plan_seeds, train_seeds
 from arcuate.experiments.targets import TargetOutcome, judge_target
-from arcuate.experiments.validation import ValidationWords, make_validator, open_word_search
+from arcuate.experiments.validation import make_validator, open_word_search
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model
 from arcuate.models.runtime import RuntimeChoice, configure_runtime, count_cores
 from arcuate.progress import Progress, counted, logger, percent
 from arcuate.run import Run, RunLike, absolute_parent, check_run_folder, lock_run
-from arcuate.training.callbacks import Callback, CallbackList, Stop, handle_signals
+from arcuate.training.callbacks import Callback, CallbackList, StepProgress, Stop, handle_signals
 from arcuate.training.config import TrainingConfig, find_ineffective_settings
 from arcuate.training.curriculum import describe_stages, resolve_epochs
 from arcuate.training.environment import (
@@ -58,6 +58,9 @@ from arcuate.training.state import TrainingState
 from arcuate.training.step import make_encode
 from arcuate.training.step_size import coupling_warnings, expected
 from arcuate.training.tracking import check_trackers, make_trackers
+
+if TYPE_CHECKING:
+    from arcuate.decoding.word_search.search import WordSearch
 
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")  # whose errors are those of runtime.compile
 
@@ -273,7 +276,7 @@ class _Setup:
     precision: PrecisionChoice
     model: Model
     distributed: Distributed
-    decode_words: ValidationWords | None
+    words: "WordSearch | None"  # of validations
 
     @property
     def n_parameters(self) -> int:
@@ -317,7 +320,7 @@ def _set_up(run: Run, recipe: Recipe, store: Store, selection: Selection, previo
         runtime = runtime.model_copy(update={"threads": threads})
     machine = configure_runtime(runtime, recipe.encoder.width, recipe.data.batching.batch_size, announce=False)
     machine = replace(machine, device=own_device(machine.device))
-    decode_words = open_word_search(recipe, selection.validation, store.classes)
+    words = open_word_search(recipe, selection.validation, store.classes)
     precision = choose_precision(recipe.train.precision, machine.device, previous.get("precision"))
     model = build_model(recipe, store, selection).to(machine.device)
     distributed = init_distributed(machine.device)
@@ -329,7 +332,7 @@ def _set_up(run: Run, recipe: Recipe, store: Store, selection: Selection, previo
     for kind in ("fp32", "fp16"):  # the lowest precision of any process is used by all
         if distributed.any(precision.kind == kind) and precision.kind not in ("fp32", kind):
             precision = PrecisionChoice(kind, f"training in {kind} because another process does")
-    return _Setup(run, recipe, store, selection, machine, precision, model, distributed, decode_words)
+    return _Setup(run, recipe, store, selection, machine, precision, model, distributed, words)
 
 
 def _announce(setup: _Setup, official: str | None, previous: Mapping[str, Any]) -> None:
@@ -468,21 +471,13 @@ def _run_loop(
     )
     combined = CallbackList()  # only rank 0 has callbacks
     if distributed.is_main:
-        shown = [] if progress is None else [_StepProgress(progress, recipe.train.steps)]
+        shown = [] if progress is None else [StepProgress(progress, recipe.train.steps, "training")]
         combined = CallbackList(*make_trackers(recipe, setup.run, training.progress.step), *callbacks, *shown)
     training.batches_per_epoch = setup.plan.batches_per_epoch
     validate = None
     if selection.validation:
-        validate = make_validator(
-            recipe,
-            setup.store,
-            selection,
-            lambda: training.loss,
-            lambda: training.decodes_words_by_both_heads,
-            setup.decode_words,
-            combined.on_sample,
-            distributed,
-        )
+        words, show = setup.words, combined.on_sample
+        validate = make_validator(training, setup.store, selection, words, show, distributed)
     encode = partial(make_encode, training.model, recipe, device, distributed)
     with closing(batches), handle_signals(stop, ignore_second_sigint=distributed.size > 1), combined as callback:
         callback.on_start(setup.store.classes)
@@ -517,16 +512,3 @@ def _judge(recipe: Recipe, run: Run, ended: bool) -> TargetOutcome | None:
         return None
     rows = [row for row in run.metrics() if row.get("split") != "train"]
     return judge_target(recipe.target, rows, ended, run_rate_name(run))
-
-
-class _StepProgress(Callback):
-    """Callback that reports steps to a progress function."""
-
-    def __init__(self, progress: Progress, n_steps: int) -> None:
-        self._progress, self._n_steps = progress, n_steps
-
-    def on_step(self, step: int) -> None:
-        self._progress(step, self._n_steps, "training")
-
-    def on_stage_end(self, row: dict[str, Any]) -> None:
-        self._n_steps = row["ends_at"]  # a stage that ends early shortens the run

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +15,12 @@ from arcuate.decoding.options import SearchOptions
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import score_text, total
 from arcuate.evaluation.trials import TokenSearch, TrialResult, decode_trials, session_sums, summarise_sums
-from arcuate.losses.config import LossSettings
 from arcuate.models.layout import Frames
 from arcuate.models.model import Model
 from arcuate.training.config import TrainingConfig
 from arcuate.training.environment import Distributed
 from arcuate.training.metrics import Validation
+from arcuate.training.state import TrainingState
 
 if TYPE_CHECKING:
     from arcuate.decoding.transducer import TransducerHead
@@ -30,30 +29,9 @@ if TYPE_CHECKING:
 ShowSample = Callable[[Sequence[str], Sequence[str]], None]
 
 
-@dataclass(frozen=True)
-class ValidationWords:
-    """Word search used during validation."""
-
-    search: "WordSearch"
-
-    def decode(self, result: TrialResult, transducer: "TransducerHead | None") -> str:
-        """Decode one trial to text, by both heads if the transducer is given."""
-        log_probs = result.log_probs
-        if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
-            return ""  # the model has diverged
-        frames = Frames(log_probs, result.encoded)
-        if transducer is None or result.encoded is None or not self.search.order.is_identity:
-            found = self.search.search(frames, 1)
-        else:
-            from arcuate.decoding.joint import JointWordSearch
-
-            found = JointWordSearch(self.search, transducer).search(frames, 1)
-        return (found[0].text or "") if found else ""
-
-
 def open_word_search(
     config: TrainingConfig, trials: Sequence[TrialInfo], classes: tuple[str, ...]
-) -> ValidationWords | None:
+) -> "WordSearch | None":
     """Open the word search of the validation settings; None if words are not decoded."""
     if config.validate_.lm == "none" or not trials:
         return None
@@ -61,41 +39,38 @@ def open_word_search(
         raise UserError(
             "validate.lm needs reference texts, but none of the validation trials has one; set validate.lm=none"
         )
-    options = SearchOptions(lm=config.validate_.lm, lexicon=config.validate_.lexicon)
-    return ValidationWords(load_search(classes, options))
+    return load_search(classes, SearchOptions(lm=config.validate_.lm, lexicon=config.validate_.lexicon))
 
 
 def make_validator(
-    config: TrainingConfig,
+    state: TrainingState,
     store: Store,
     selection: Selection,
-    loss: Callable[[], LossSettings],
-    uses_transducer: Callable[[], bool],
-    words: ValidationWords | None,
+    words: "WordSearch | None",
     show_sample: ShowSample,
     distributed: Distributed,
 ) -> Callable[[Model], Validation]:
     """Function that scores this rank's part of the validation trials; the sums are added over all ranks.
 
-    `loss` gives the settings of the current stage, `uses_transducer` whether words are decoded by both heads at this
-    step. Predictions are those of rank 0.
+    Loss settings and heads are those of the current stage of `state`. Predictions are those of rank 0.
     """
     trials = selection.validation[distributed.rank :: distributed.size]
-    settings = config.validate_
+    settings = state.recipe.validate_
     search = TokenSearch(beam=settings.beam if settings.search == "beam" else None, classes=store.classes)
-    sampled = _spread(len(trials), settings.predictions)
+    n_sampled = min(len(trials), settings.predictions)
+    sampled = [i * len(trials) // n_sampled for i in range(n_sampled)]  # the same at every validation
 
     def validate(model: Model) -> Validation:
         started = time.perf_counter()
         transducer: TransducerHead | None = None
-        if words is not None and model.transducer is not None and uses_transducer():
+        if words is not None and model.transducer is not None and state.decodes_words_by_both_heads:
             transducer = model.transducer.for_search()
         results = decode_trials(
             model,
             store,
             trials,
             batch_size=settings.batch_size,
-            loss=loss(),
+            loss=state.loss,
             keep_log_probs=words is not None,
             keep_frames=transducer is not None,
             search=search,
@@ -108,7 +83,7 @@ def make_validator(
         texts: list[str] | None = None
         if words is not None:
             with torch.inference_mode():
-                texts = [words.decode(r, transducer) for r in results]
+                texts = [_decode_words(words, r, transducer) for r in results]
             row |= _word_errors(results, texts, distributed)
             row["wer_head"] = "ctc" if transducer is None else "both"
             cost["seconds_words"] = time.perf_counter() - started - cost["seconds"]
@@ -118,10 +93,19 @@ def make_validator(
     return validate
 
 
-def _spread(n_trials: int, n_sampled: int) -> list[int]:
-    """Indices spread evenly over the trials; the same ones at every validation, so that they can be compared."""
-    n = min(n_trials, n_sampled)
-    return [i * n_trials // n for i in range(n)]
+def _decode_words(search: "WordSearch", result: TrialResult, transducer: "TransducerHead | None") -> str:
+    """Decode one trial to text, by both heads if the transducer is given."""
+    log_probs = result.log_probs
+    if log_probs is None or not len(log_probs) or not np.isfinite(log_probs.max(axis=1)).all():
+        return ""  # the model has diverged
+    frames = Frames(log_probs, result.encoded)
+    if transducer is None or result.encoded is None or not search.order.is_identity:
+        found = search.search(frames, 1)
+    else:
+        from arcuate.decoding.joint import JointWordSearch
+
+        found = JointWordSearch(search, transducer).search(frames, 1)
+    return (found[0].text or "") if found else ""
 
 
 def _word_errors(results: Sequence[TrialResult], texts: Sequence[str], distributed: Distributed) -> dict[str, Any]:

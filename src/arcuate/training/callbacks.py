@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from arcuate.progress import Progress
+
 PARENT_PIPE = "ARCUATE_PARENT_PIPE"  # environment variable: stdin is a pipe that closes when the parent ends
 GRACE_S = 120.0  # time for training to finish its step and save after a request to stop
 
@@ -44,6 +46,20 @@ class Callback:
 
     def on_sample(self, reference: Sequence[str], hypothesis: Sequence[str]) -> None:
         """Called with one decoded validation trial, before the metrics row of that validation."""
+
+
+class StepProgress(Callback):
+    """Callback that reports steps to a progress function; `before` steps of earlier trainings count too."""
+
+    def __init__(self, progress: Progress, total: int, description: str, before: int = 0) -> None:
+        self._progress, self._total = progress, total
+        self._description, self._before = description, before
+
+    def on_step(self, step: int) -> None:
+        self._progress(self._before + step, self._total, self._description)
+
+    def on_stage_end(self, row: dict[str, Any]) -> None:
+        self._total = row["ends_at"]  # a stage that ends early shortens the run
 
 
 class CallbackList(Callback):
