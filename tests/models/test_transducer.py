@@ -187,7 +187,7 @@ def test_at_least_one_loss_needs_weight():
 
 def test_dropout_of_the_lstm_on_a_gpu_is_drawn_by_torch() -> None:
     """cuDNN's own dropout has a state that `torch.manual_seed` does not reset: a resumed run would differ."""
-    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=3)
+    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=3, dropout=0.5)
     predictor, x = LSTMPredictor(settings, 7), torch.randn(2, 5, 6)
     predictor.eval()
     torch.testing.assert_close(predictor._forward_by_layer(x), predictor.lstm(x)[0])
@@ -201,7 +201,7 @@ def test_dropout_of_the_lstm_on_a_gpu_is_drawn_by_torch() -> None:
 
 def test_lstm_on_a_gpu_is_called_for_training_if_gradients_are_needed(monkeypatch) -> None:
     """cuDNN: "RNN backward can only be called in training mode", the mode of the call to the kernel."""
-    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=2)
+    settings = TransducerSettings(enabled=True, predictor="lstm", width=6, depth=2, dropout=0.5)
     predictor, is_train, kernel = LSTMPredictor(settings, 7), [], torch.lstm
 
     def record(*args):
