@@ -9,6 +9,8 @@ import atexit
 import math
 import shutil
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,6 +44,21 @@ def _probe() -> None:
     """A function to locate the cache for; it is never compiled."""
 
 
+def drop_stale_caches(package: Path) -> None:
+    """Remove functions that were compiled before a compiled module of the package changed.
+
+    Numba looks at the file of a function only, not at those of the functions that it calls and contains, and would go
+    on with their old code.
+    """
+    indexes = list(package.rglob("__pycache__/*.nbi"))  # MODULE.FUNCTION-LINE.PYTHON.nbi
+    with suppress(OSError):  # another process removes them too, or the folder cannot be written
+        modules = {index.parents[1] / f"{index.name.split('.')[0]}.py" for index in indexes}
+        changed = max((module.stat().st_mtime for module in modules if module.is_file()), default=0.0)
+        for index in indexes:
+            if index.stat().st_mtime < changed:
+                index.unlink(missing_ok=True)
+
+
 class _CompilationNotice(event.Listener):
     """Logs once per process that functions are being compiled, to explain the delay."""
 
@@ -57,6 +74,7 @@ class _CompilationNotice(event.Listener):
 
 
 _ensure_cache()
+drop_stale_caches(Path(__file__).parents[1])
 event.register("numba:compile", _CompilationNotice())
 
 
