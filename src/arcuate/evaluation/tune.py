@@ -37,12 +37,15 @@ from arcuate.evaluation.decode import (
 from arcuate.evaluation.metrics import score
 from arcuate.evaluation.sentences import Sentence, digest_references
 from arcuate.files import WEIGHTS, fields_to_dict, write_text
+from arcuate.models.layout import Frames
 from arcuate.progress import Progress, logger, percent
 from arcuate.run import RunLike
 
 if TYPE_CHECKING:
     from arcuate.decoding.joint import JointWordSearch
 
+# Hypotheses of a trial by its number, under some settings.
+_Searcher = Callable[[DecodingConfig], Callable[[int], Sequence[Hypothesis]]]
 _N_BEST = 20
 _N_TRIALS = 150  # searched in every evaluation
 _MAX_EVALUATIONS = 80
@@ -245,7 +248,7 @@ class _Tuner:
         started = time.perf_counter()
         start, subset = self.task.search.settings, self.chosen[:: max(1, len(self.chosen) // _N_TRIALS)]
         if isinstance(self.task.search, WordSearch):
-            self._minimise(start, subset, self._search, _WEIGHTS)
+            self._minimise(start, subset, self._searcher, _WEIGHTS)
         else:
             ranked, weights = _ranked_candidates(self.task.search, self.task.trials, subset)
             self._minimise(start, subset, ranked, weights)
@@ -261,10 +264,10 @@ class _Tuner:
         self,
         start: DecodingConfig,
         chosen: Sequence[int],
-        n_best: Callable[[DecodingConfig, int], Sequence[Hypothesis]],
+        searcher: _Searcher,
         weights: Mapping[str, tuple[float, float, float]],
     ) -> None:
-        """Minimise the objective over the weights; `n_best` gives the hypotheses of a trial under some settings."""
+        """Minimise the objective over the weights."""
         references = [normalise_text(self.task.sentences[i].reference or "").split() for i in chosen]
         n_words = sum(map(len, references))
         # Without a boundary class, the weights of silences have no effect.
@@ -275,7 +278,8 @@ class _Tuner:
             if self.best is not None and time.perf_counter() > self.deadline:
                 return np.inf
             settings = start.model_copy(update={n: round(float(v), 3) for n, v in zip(names, point, strict=True)})
-            counts = [self._trial_errors(i, n_best(settings, i)) for i in chosen]
+            n_best = searcher(settings)
+            counts = [self._trial_errors(i, n_best(i)) for i in chosen]
             value = sum(0.5 * (best + expected) for best, expected in counts) / max(1, n_words)
             self.n_evaluations += 1
             if self.best is None or value < self.best[0]:
@@ -300,12 +304,14 @@ class _Tuner:
             options=options | {"xatol": 0.02, "fatol": 1e-4},
         )
 
-    def _search(self, settings: DecodingConfig, i: int) -> list[Hypothesis]:
-        return self.task.search.with_settings(settings).search(self.task.trials[i], _N_BEST)
+    def _searcher(self, settings: DecodingConfig) -> Callable[[int], Sequence[Hypothesis]]:
+        search = self.task.search.with_settings(settings)  # once for all trials: it prepares the lexicon
+        return lambda i: search.search(self.task.trials[i], _N_BEST)
 
     def _n_errors(self, settings: DecodingConfig) -> tuple[float, float]:
         """Errors of the best hypotheses of all trials, then the expected errors, which break ties."""
-        counts = [self._trial_errors(i, self._search(settings, i)) for i in self.chosen]
+        n_best = self._searcher(settings)
+        counts = [self._trial_errors(i, n_best(i)) for i in self.chosen]
         return sum(best for best, _ in counts), sum(expected for _, expected in counts)
 
     def _trial_errors(self, i: int, n_best: Sequence[Hypothesis]) -> tuple[float, float]:
@@ -326,13 +332,14 @@ class _Tuner:
 
 
 def _ranked_candidates(
-    search: "JointWordSearch", trials: Sequence[Any], chosen: Sequence[int]
-) -> tuple[Callable[[DecodingConfig, int], list[Hypothesis]], Mapping[str, tuple[float, float, float]]]:
+    search: "JointWordSearch", trials: Sequence[Frames], chosen: Sequence[int]
+) -> tuple[_Searcher, Mapping[str, tuple[float, float, float]]]:
     """The candidates of one search by both heads, ranked by any settings, and the weights that rank them."""
     scored = {i: search.scored_candidates(trials[i]) for i in chosen}
     names = list(_JOINT_WEIGHTS) if search.weights is None else [n for n in _JOINT_WEIGHTS if n != "ctc_weight"]
 
-    def rank(settings: DecodingConfig, i: int) -> list[Hypothesis]:
-        return search.with_ranking(settings).rank(scored[i])
+    def rank(settings: DecodingConfig) -> Callable[[int], Sequence[Hypothesis]]:
+        ranker = search.with_ranking(settings)
+        return lambda i: ranker.rank(scored[i])
 
     return rank, {name: _JOINT_WEIGHTS[name] for name in names}
