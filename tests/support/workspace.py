@@ -145,8 +145,8 @@ COMMANDS = {
     "import": Command(["import", "official", "new", "--kind", "nejm"], ["new"], keep=["official"]),
     "export": Command(["export", "run", "new.arcx", *WORDS[:4]], ["new.arcx"], keep=["run", "a.alm"]),
     "export store": Command(["export", "store", "new"], ["new"], keep=["store"]),
-    "submit": Command(
-        ["submit", "test.jsonl", "--data", "store", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]
+    "decode submit": Command(
+        ["decode", "submit", "test.jsonl", "--data", "store", "--out", "new.csv"], ["new.csv"], keep=["test.jsonl"]
     ),
     "report": Command(["report", "run"], ["run/report.html"], keep=["run/results"]),
     "runs ledger": Command(["runs", "ledger", ".", "--out", "new.md"], ["new.md"], keep=["run"]),

@@ -91,7 +91,7 @@ GROUPS = {
             "Combine several decoders, by words or by frame scores.",
         ),
         Command(
-            *("submit", ".evaluation.submission:submit", "source"),
+            *("decode submit", ".evaluation.submission:submit", "source"),
             "Write decoded texts in the submission format of the benchmarks.",
             ".cli.show_results:submission",
         ),
@@ -227,6 +227,7 @@ GROUPS = {
 _SUMMARIES = {
     "recipes": "List the recipes, show one, diff two, list all settings.",
     "lm": "Language models: import, build, score, mix, info, export.",
+    "decode": "Decode a run, an exported model or frame scores to words; write a submission of decoded words.",
     "runs": "List runs; their diary, and a page of all of them.",
     "new": "Write a working skeleton of an encoder, a reader or a recipe; check an encoder.",
     "bench": "Benchmarks: latency on this machine, robustness to corrupted input, and a lower bound.",

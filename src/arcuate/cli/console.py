@@ -3,8 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from arcuate.errors import escape_controls
 from arcuate.files import to_json_line
-from arcuate.progress import Progress, ProgressBar, counted, logger, percent
+from arcuate.progress import ProgressBar, counted, logger, percent
 from arcuate.training.callbacks import Callback
 
 _SAMPLE_WIDTH = 100
@@ -99,13 +98,6 @@ def print_table(
     for row in rows:
         table.add_row(*map(Text, row))
     out.print(table)
-
-
-@contextmanager
-def progress(activity: str) -> Iterator[Progress]:
-    """Progress on stderr, from the first report on; `activity` stands for a report without a description."""
-    with ProgressBar(console=err) as bar:
-        yield lambda done, total, description: bar(done, total, description or activity)
 
 
 # --- training runs ------------------------------------------------------------------------------------------
