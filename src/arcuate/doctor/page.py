@@ -93,7 +93,7 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
     low, high = curves.log_domain(shown[np.isfinite(shown)].tolist())
     y = ValueAxis(percent=True, log=True, domain=(low, high))
     band = _reference_layers(reference, last, y) if reference else []
-    return curves.line_chart(
+    chart = curves.line_chart(
         [Line(f"this run, {log.error_name}", "blue", _curve(per, low, high))],
         y,
         title=f"{log.error_name} on validation",
@@ -102,8 +102,8 @@ def diagnosis_chart(run: Diagnosis) -> Chart | None:
         last=last,
         layers=[*band, *curves.best_mark(float(run.best_step), run.best_per, y, last, float(shown.max()))],
         marks=_marks(run),
-        height=_ERROR_HEIGHT,
     )
+    return chart.properties(height=_ERROR_HEIGHT)
 
 
 def _reference_layers(reference: Reference, last: float, y: ValueAxis) -> list[Chart]:

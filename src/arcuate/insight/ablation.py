@@ -148,14 +148,7 @@ def judge_ablation(
     A run that is unfinished, failed or was stopped by the guard is excluded from all effects, and so are the other
     seeds of its arm: an arm without its failed seeds would look better than it is.
     """
-    planned = cells(experiment)
-    arms = []
-    for arm in experiment.arms:
-        done = [cell.run for cell in planned if cell.arm == arm and is_scored(experiment, cell)]
-        found = [read_run(run, diagnose=diagnose) for run in done]
-        scores = tuple(read_scores(data, experiment.split, experiment.label) for data in found)
-        verdicts = Counter(data.verdict or "unreadable" for data in found) if diagnose else {}
-        arms.append(ArmResult(arm.name, _describe_arm(arm), Group(arm.name, scores) if scores else None, verdicts))
+    arms = _read_arms(experiment, diagnose)
     complete = {a.arm: a.group for a in arms if a.group and len(a.group.scores) == experiment.n_seeds}
     whole = BASE, experiment.arms[-1].name
     compared = dict.fromkeys([whole, *((c.before, c.after) for c in arm_comparisons(experiment.factors))])
@@ -163,20 +156,37 @@ def judge_ablation(
     tested = differences([(complete[before], complete[after]) for before, after in pairs])
     effects = dict(zip(pairs, tested, strict=True))
     factors, total = _judge_factors(experiment, effects), effects.get(whole)
-    verdict = _verdict_text(total, factors, [arm.name for arm in experiment.arms if arm.name not in complete])
+    verdict = _verdict_text(total, factors, [arm.arm for arm in arms if arm.arm not in complete])
     if total is not None and experiment.n_seeds == 1:
         verdict += " One run per arm: variation between seeds is not included."
-    missing = ((cell, missing_reason(experiment, cell)) for cell in planned)
     return AblationResult(
         experiment=experiment,
         total=total,
         factors=factors,
-        arms=tuple(arms),
+        arms=arms,
         n_comparisons=len(pairs),
         verdict=verdict,
-        missing=tuple(f"{cell.arm.name}, seed {cell.seed}: {reason}" for cell, reason in missing if reason),
+        missing=_missing(experiment),
         failed={str(path): reason for path, reason in (failed or {}).items()},
     )
+
+
+def _read_arms(experiment: Experiment, diagnose: Diagnose | None) -> tuple[ArmResult, ...]:
+    """The scored runs of every arm, with the doctor's verdicts on them."""
+    arms, planned = [], cells(experiment)
+    for arm in experiment.arms:
+        done = [cell.run for cell in planned if cell.arm == arm and is_scored(experiment, cell)]
+        found = [read_run(run, diagnose=diagnose) for run in done]
+        scores = tuple(read_scores(data, experiment.split, experiment.label) for data in found)
+        verdicts = Counter(data.verdict or "unreadable" for data in found) if diagnose else {}
+        arms.append(ArmResult(arm.name, _describe_arm(arm), Group(arm.name, scores) if scores else None, verdicts))
+    return tuple(arms)
+
+
+def _missing(experiment: Experiment) -> tuple[str, ...]:
+    """The runs that are excluded from the effects, with the reason of each."""
+    found = ((cell, missing_reason(experiment, cell)) for cell in cells(experiment))
+    return tuple(f"{cell.arm.name}, seed {cell.seed}: {reason}" for cell, reason in found if reason)
 
 
 def _judge_factors(experiment: Experiment, effects: Mapping[tuple[str, str], Difference]) -> tuple[FactorResult, ...]:

@@ -144,8 +144,6 @@ def line_chart(
     last: float | None = None,
     layers: Sequence[Chart] = (),
     marks: Sequence[tuple[int, str]] = (),
-    height: int = HEIGHT,
-    tooltip_titles: tuple[str, str] = ("series", "value"),
 ) -> "alt.LayerChart":
     """Lines over steps, each over the band between its minimum and maximum; drag pans and Ctrl + wheel zooms.
 
@@ -153,47 +151,51 @@ def line_chart(
     """
     rows = [{**row, "line": i} for i, line in enumerate(lines) for row in _line_rows(line, y.log)]
     end = max(float(last if last is not None else max((row["step"] for row in rows), default=1.0)), 1.0)
-    with_band, with_dots = (any(field in row for row in rows) for field in ("low", "dot"))
+    with_dots = any("dot" in row for row in rows)
     if with_dots and not layers and not y.log and y.domain is None:  # room for dots at the top
         y = replace(y, domain=(0.0, 1.04 * max(v for line in lines for v in line.curve.values)))
-    styles = {line.name: line for line in lines}
-    colours = colours_by("series", {name: line.colour for name, line in styles.items()})
-    base = (
-        alt.Chart(alt.Data(values=rows))
-        .transform_filter("indexof(hidden, datum.series) < 0")
-        .encode(
-            x=_x("step", x_title, (-_MARGIN * end if with_dots else 0.0, (1 + _MARGIN) * end)),
-            color=colours,
-            detail="line:N",
-        )
-    )
-    drawn: list[Chart] = []
-    if with_band:
-        drawn.append(base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q"))
-    dashes = alt.StrokeDash("series:N").scale(
-        domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
-    )
+    x = _x("step", x_title, (-_MARGIN * end if with_dots else 0.0, (1 + _MARGIN) * end))
+    drawn, hover = _line_layers(lines, rows, x, x_title, y)
     zoom = alt.selection_interval(
         name="zoom" + re.sub("[^A-Za-z]", "", title),  # stacked charts zoom separately
         bind="scales",
         zoom="wheel![event.ctrlKey || event.metaKey]",
         clear="dblclick",
     )
-    curve = base.mark_line(strokeWidth=2, strokeJoin="round", clip=True).encode(y=y.encode("value"), strokeDash=dashes)
-    drawn.append(curve.add_params(zoom))
-    if with_dots:
+    chart = alt.layer(drawn[0].add_params(zoom), *drawn[1:], *_step_marks(marks, end), *layers, hover)
+    full_title = title + (", logarithmic" if y.log else "")
+    return finish(chart.resolve_scale(color="shared"), full_title, label, HEIGHT, hidden=[])
+
+
+def _line_layers(
+    lines: Sequence[Line], rows: Sequence[Row], x: "alt.X", x_title: str, y: ValueAxis
+) -> tuple[list[Chart], Chart]:
+    """The lines over their bands with their dots, and transparent circles with the tooltips, to be drawn last."""
+    with_band, styles = any("low" in row for row in rows), {line.name: line for line in lines}
+    colours = colours_by("series", {name: line.colour for name, line in styles.items()})
+    dashes = alt.StrokeDash("series:N").scale(
+        domain=list(styles), range=[[5, 4] if line.dash else [1, 0] for line in styles.values()]
+    )
+    base = (
+        alt.Chart(alt.Data(values=list(rows)))
+        .transform_filter("indexof(hidden, datum.series) < 0")
+        .encode(x=x, color=colours, detail="line:N")
+    )
+    curve = base.mark_line(strokeWidth=2, strokeJoin="round", clip=True)
+    drawn = [curve.encode(y=y.encode("value"), strokeDash=dashes)]
+    if with_band:
+        drawn.insert(0, base.mark_area(opacity=0.22, clip=True).encode(y=y.encode("low"), y2="high:Q"))
+    if any("dot" in row for row in rows):
         points = base.transform_filter("datum.dot").mark_circle(size=60, opacity=1, clip=True)
         drawn.append(points.encode(y=y.encode("value")))
     tooltip = tooltips(
-        ("series:N", tooltip_titles[0]),
+        ("series:N", "series"),
         ("step:Q", x_title, ","),
-        ("value:Q", tooltip_titles[1], y.tooltip_format),
+        ("value:Q", "value", y.tooltip_format),
         *((f"{side}:Q", side, y.tooltip_format) for side in ("low", "high") if with_band),
     )
     hover = base.mark_circle(size=160, opacity=0, clip=True).encode(y=y.encode("value"), tooltip=tooltip)
-    drawn += [*_step_marks(marks, end, height), *layers, hover]
-    full_title = title + (", logarithmic" if y.log else "")
-    return finish(alt.layer(*drawn).resolve_scale(color="shared"), full_title, label, height, hidden=[])
+    return drawn, hover
 
 
 def _x(field: str, title: str, domain: tuple[float, float]) -> "alt.X":
@@ -260,7 +262,7 @@ def limit_rule(value: float, y: ValueAxis, name: str) -> Chart:
     return rule.encode(y=y.encode("value"), tooltip=tooltips(("name:N", "limit")))
 
 
-def _step_marks(marks: Sequence[tuple[int, str]], last: float, height: int) -> list[Chart]:
+def _step_marks(marks: Sequence[tuple[int, str]], last: float) -> list[Chart]:
     """A vertical line at each step, with its label above the chart, where it hides no curve."""
     events: dict[int, list[str]] = {}
     for step, event in marks:
@@ -276,7 +278,7 @@ def _step_marks(marks: Sequence[tuple[int, str]], last: float, height: int) -> l
         rule = base.mark_rule(strokeDash=[2, 3], strokeWidth=1.5, **style)
         label = base.mark_text(baseline="top", **style, **place)
         layers += [
-            rule.encode(y=alt.value(top), y2=alt.value(height)),
+            rule.encode(y=alt.value(top), y2=alt.value("height")),
             label.encode(text="event:N", y=alt.value(top)),
         ]
     return layers
@@ -329,7 +331,6 @@ def _overlaid(
         loss_axis(values) if quantity == "loss" else ValueAxis(percent=True),
         title=title,
         label=f"{title} over steps, {len(runs)} runs: {', '.join(styles)}",
-        tooltip_titles=("run", "error rate" if quantity == "per" else "loss"),
     )
 
 
