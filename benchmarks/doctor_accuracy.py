@@ -1,11 +1,12 @@
 """Accuracy of the doctor on labelled real logs, with confusion table and false alarms.
 
-    python benchmarks/doctor_accuracy.py --logs /path/to/logs [--json]
+    python benchmarks/doctor_accuracy.py --logs /path/to/logs [--leave-out] [--json]
 
 The folder holds labels.csv (file, dataset, primary, secondary, evidence) and runs/, raw/ with manifest.csv (file,
 primary, secondary, role), and strangers/ with labels.csv: runs of public trainers with one known fault each. A verdict
 is correct if it is the primary or a secondary verdict of the label. Runs whose labels have the same comment are similar
-and form a group.
+and form a group. `--leave-out` chooses the limits of the rules, from half to twice their values, on all groups but one,
+and judges that one.
 
 For strangers: is the first cause the fault, does it contradict it, does its advice harm, and how far is the first step
 affected from the onset, as a share of the run?
@@ -17,11 +18,17 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from arcuate.doctor import VERDICTS, Diagnosis, diagnose
+from arcuate.doctor.diagnose import measure
+from arcuate.doctor.formats import read_logs
+from arcuate.doctor.rules import Limits, apply_rules
 from arcuate.errors import UserError
 
 
@@ -57,7 +64,7 @@ def raw(logs: Path) -> list[Case]:
         for r in csv.DictReader(file):
             path = logs / "raw" / r["file"]
             if r["role"] != "aux":
-                cases[path] = Case(path, _listed(r), f"{r['format']} {r['primary']}")
+                cases[path] = Case(path, _listed(r), r["format"])
     return list(cases.values())
 
 
@@ -198,9 +205,40 @@ def strangers(logs: Path, show_all: bool = False) -> dict[str, Any]:
     return {**{name: counts[name] for name in names}, "onset_error": max(errors, default=None), "onsets": len(errors)}
 
 
+# Limits of the rules chosen without the group under test.
+
+_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
+
+
+def leave_one_out(cases: Sequence[Case], seed: int) -> tuple[int, int]:
+    """Correct verdicts on each group with limits chosen on the others: coordinate search from a random start."""
+    logs = [(case, read_logs(case.path).logs) for case in cases]
+    measured = [(case, measure(found[0])[0]) for case, found in logs if len(found) == 1]
+    groups = np.array([case.group for case, _ in measured])
+    usual = asdict(Limits())
+    draw = np.random.default_rng(seed)
+    start = Limits(**{name: value * float(draw.choice(_FACTORS)) for name, value in usual.items()})
+
+    @cache
+    def right(limits: Limits) -> np.ndarray:
+        return np.array([apply_rules(m, limits)[0].verdict in case.listed for case, m in measured])
+
+    n_right = 0
+    for group in dict.fromkeys(groups):
+        others, limits = groups != group, start
+        for name in 2 * list(usual):
+            candidates = [replace(limits, **{name: factor * usual[name]}) for factor in _FACTORS]
+            scores = [right(candidate)[others].sum() for candidate in candidates]
+            best = [c for c, score in zip(candidates, scores, strict=True) if score == max(scores)]
+            limits = best[len(best) // 2]
+        n_right += int(right(limits)[~others].sum())
+    return n_right, len(measured)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logs", type=Path, required=True)
+    parser.add_argument("--leave-out", action="store_true", help="choose the limits without the group under test")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object instead")
     options = parser.parse_args()
     sets = {"normalised": judge(normalised(options.logs)), "raw": judge(raw(options.logs))}
@@ -211,6 +249,10 @@ def main() -> None:
     for name, judged in sets.items():
         show(name, judged)
     print(f"\nstrangers: {strangers(options.logs, show_all=True)}")
+    if options.leave_out:
+        both = [*normalised(options.logs), *raw(options.logs)]
+        results = [leave_one_out(both, seed) for seed in range(3)]
+        print(f"\nlimits chosen on other groups: {', '.join(f'{n} of {of} correct' for n, of in results)}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from arcuate.data.alphabet import BLANK, boundary_index, encode, min_frames, tok
 from arcuate.data.quality import contradicts_text
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict, read_jsonl
+from arcuate.files import read_jsonl
 from arcuate.progress import Progress, counted, percent
 from arcuate.run import Run, RunLike, open_run
 
@@ -45,9 +45,6 @@ class DataFault:
     trials: tuple[str, ...] = ()  # ids of the first affected trials
     severe: bool = False  # affects enough trials to explain a failed run
 
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
-
 
 @dataclass(frozen=True)
 class DataCheck:
@@ -56,9 +53,6 @@ class DataCheck:
     faults: tuple[DataFault, ...] = ()
     notes: tuple[str, ...] = ()
     n_train: int | None = None  # training trials; None if the store is not available
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_dict(self, "faults"), "faults": [fault.to_dict() for fault in self.faults]}
 
 
 def check_data(

@@ -89,8 +89,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `runs` is present only if there are several, `log` never."""
-        plain = fields_to_dict(self, "log", "runs", "causes")
-        plain["causes"] = [cause.to_dict() for cause in self.causes]
+        plain = fields_to_dict(self, "log", "runs")
         plain["marks"] = [{"step": step, "what": verdict} for step, verdict in self.marks]
         return plain | ({"runs": [run.to_dict() for run in self.runs]} if self.runs else {})
 

@@ -123,6 +123,7 @@ class TrainingLog:
 _MAX_LENGTH, _THINNED_LENGTH = 1 << 20, 1 << 18  # a longer column is thinned to about the second length
 _MAX_COLUMNS = 400  # a file with more metric columns is not the log of one training
 _MAX_LABEL = 120
+_LABELS = frozenset({"group", "split", "tag", "value", "skipped"})
 
 
 class _Key(NamedTuple):
@@ -174,15 +175,9 @@ def _thin(points: np.ndarray) -> np.ndarray:
 
 
 class _Plan(NamedTuple):
-    """Which names of a row are its counters, labels and metrics."""
+    """Which names of a row are its counters and labels, by quantity, and which are metrics."""
 
-    step: str | None
-    epoch: str | None
-    group: str | None
-    split: str | None
-    tag: str | None
-    value: str | None
-    skipped: str | None
+    names: Mapping[str, str]
     metrics: tuple[tuple[str, Meaning], ...]
 
 
@@ -215,21 +210,19 @@ class LogTable:
             plan = _make_plan(names)
             if len(self._plans) < 10 * _MAX_COLUMNS:
                 self._plans[names] = plan
-        if plan.skipped is not None:
-            self._count_skipped(row[plan.skipped])
+        labels = {quantity: row[name] for quantity, name in plan.names.items() if quantity in _LABELS}
+        if "skipped" in labels:
+            self._count_skipped(labels["skipped"])
         metrics, tag = plan.metrics, ""
-        if plan.value is not None:
-            label = row[plan.tag] if plan.tag is not None else None if metrics else self.stem
-            if isinstance(label, str):
-                tag, metrics = label[:_MAX_LABEL], ((plan.value, parse_name(label)),)
-        elif plan.tag is not None and isinstance(row[plan.tag], str):
-            tag = row[plan.tag][:_MAX_LABEL]
+        if isinstance(labels.get("tag"), str):
+            tag = labels["tag"][:_MAX_LABEL]
+        if "value" in labels and (tag or ("tag" not in labels and not metrics)):
+            metrics = ((plan.names["value"], parse_name(tag or self.stem)),)
         if not metrics:
             return
-        group = "" if plan.group is None else _label(row[plan.group])
-        label = None if plan.split is None else row[plan.split]
+        group, label = _label(labels.get("group")), labels.get("split")
         split = split_of(label[:_MAX_LABEL]) if isinstance(label, str) else ""
-        step, epoch = self._counter(row, plan.step), self._counter(row, plan.epoch)
+        step, epoch = (self._counter(row, plan.names.get(axis)) for axis in ("step", "epoch"))
         for name, meaning in metrics:
             value = row[name]
             number = value if type(value) is float else parse_number(value)
@@ -240,7 +233,9 @@ class LogTable:
                 if len(self.columns) >= _MAX_COLUMNS:
                     continue
                 shown = meaning.split or split or split_of(tag)
-                column = self.columns[_Key(group, tag, name, split)] = _Column(meaning, shown, plan.step or "")
+                column = self.columns[_Key(group, tag, name, split)] = _Column(
+                    meaning, shown, plan.names.get("step", "")
+                )
             column.append(self.n_rows, step, epoch, number)
             self.n_points += 1
 
@@ -269,17 +264,14 @@ class LogTable:
 
 def _make_plan(names: tuple[str, ...]) -> _Plan:
     meanings = [(name, parse_name(name)) for name in names if isinstance(name, str)]
-
-    def best(quantity: str) -> str | None:
-        found = [(meaning.rank, name) for name, meaning in meanings if meaning.quantity == quantity]
-        return min(found)[1] if found else None
-
-    def first(quantity: str) -> str | None:
-        return next((name for name, meaning in meanings if meaning.quantity == quantity), None)
-
     metrics = tuple((name, meaning) for name, meaning in meanings if meaning.quantity in METRICS)
-    labels = first("group"), first("split"), first("tag"), first("value"), first("skipped")
-    return _Plan(best("step"), best("epoch"), *labels, metrics=metrics)
+    chosen: dict[str, str] = {}
+    for name, meaning in meanings:
+        chosen.setdefault(meaning.quantity, name)
+    for axis in ("step", "epoch"):  # the plainest name
+        if found := [(meaning.rank, name) for name, meaning in meanings if meaning.quantity == axis]:
+            chosen[axis] = min(found)[1]
+    return _Plan(chosen, metrics)
 
 
 def _label(value: Any) -> str:

@@ -63,7 +63,7 @@ class Remedy:
         return describe_changes(Change(c.key, times=c.times) for c in self.changes if c.times is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**fields_to_dict(self, "changes"), "changes": [fields_to_dict(change) for change in self.changes]}
+        return fields_to_dict(self)
 
     def to_yaml(self, parent: str) -> str:
         """A recipe that extends `parent` and states only the changes, after the reason for each."""

@@ -1,7 +1,7 @@
 """The rules: each verdict is one function from measurements to a finding with its evidence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,14 +35,6 @@ class Limits:
     high_falling: float = 1.4  # level of a run that should continue
     high_anywhere: float = 0.4  # error rate that is high on any data
     loss_flat: float = 0.07  # fraction of the total loss decrease in the last third: a fifth of the average pace
-
-    def scaled(self, **factors: float) -> "Limits":
-        """The limits with some of them multiplied."""
-        return replace(self, **{name: factor * getattr(self, name) for name, factor in factors.items()})
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls))
 
 
 LIMITS = Limits()
