@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,15 +12,15 @@ from hypothesis import strategies as st
 from arcuate.data.alphabet import CLASSES
 from arcuate.data.statistics import RunningStatistics, Statistics
 from arcuate.errors import UserError
-from arcuate.models.config import AnyEncoderSettings, GRUSettings, TransducerSettings
+from arcuate.models.config import GRUSettings, TransducerSettings
 from arcuate.models.layout import Frames
 from arcuate.models.model import Model
 from support.cases import cases
-from support.encoders import KINDS, N_CHANNELS, make_batch, models
-from support.live_parts import decoder_of, small_decoder, small_model, small_search
+from support.encoders import N_CHANNELS, make_batch, models
+from support.live_parts import SEARCH, decoder_of, small_decoder, small_model
+from support.live_parts import bins as values
 
 NEAR_TIE = 1e-3  # nats
-SEARCH = small_search()
 quick = settings(max_examples=cases())
 causal = models(bidirectional=st.just(False))
 near_ties = []
@@ -61,11 +60,6 @@ def trial(n: int) -> tuple[np.ndarray, int, Statistics]:
 def chunks(n: int, cuts: list[int]) -> list[tuple[int, int]]:
     edges = [0, *sorted(min(c, n) for c in cuts), n]
     return list(pairwise(edges))
-
-
-def test_every_registered_encoder_is_covered() -> None:
-    kinds = {encoder.model_fields["kind"].default for encoder in get_args(AnyEncoderSettings)}
-    assert kinds == set(KINDS)
 
 
 @quick
@@ -123,7 +117,7 @@ def test_any_chunking_gives_the_offline_result_with_a_transducer(transducer, see
     """Tokens, words and scores of the n-best list, by the transducer or by both heads."""
     model = small_model(seed=seed, transducer=transducer)
     stream = decoder_of(model, SEARCH if words else None, head=head)
-    bins = trial_bins(n, seed=seed)
+    bins = values(n, seed=seed)
     with torch.no_grad():
         outputs = model(torch.from_numpy(bins)[None], torch.tensor([n]), torch.tensor([1]))
     expected = stream.search.search(Frames(outputs.log_probs["ctc"][0].numpy(), outputs.frames[0].numpy()), 3)
@@ -144,31 +138,16 @@ def test_partial_results_of_both_heads() -> None:
     """Phonemes so far come from both heads; words come from CTC, and none is settled before the end."""
     model = small_model(transducer=TRANSDUCERS[0])
     phonemes = decoder_of(model, None, head="both")
-    partial = phonemes.push(trial_bins(80))
+    partial = phonemes.push(values(80))
     state = phonemes._now.search
     assert partial.words == phonemes.search.partial(state).words
     assert partial.words and partial.n_settled == 0
     words = decoder_of(model, SEARCH, head="both")
     by_ctc = decoder_of(model, SEARCH)
-    partial, expected = words.push(trial_bins(80)), by_ctc.push(trial_bins(80))
+    partial, expected = words.push(values(80)), by_ctc.push(values(80))
     assert partial.words == expected.words and partial.n_settled == 0
     with pytest.raises(UserError, match="needs bins"):
         words.push_log_probs(np.full((2, len(CLASSES)), -np.log(len(CLASSES)), np.float32))
-
-
-def test_reset_leaves_nothing_behind() -> None:
-    stream = small_decoder(SEARCH)
-    bins = trial_bins(80)
-    stream.push(bins)
-    first = stream.finish()
-    stream.push(bins[::-1])
-    stream.reset()
-    stream.push(bins)
-    assert stream.finish() == first and first.words
-
-
-def trial_bins(n: int, n_channels: int = 6, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(1.0, 2.0, (n, n_channels)).astype(np.float32)
 
 
 @pytest.mark.parametrize("normalise", ["block", "rolling"])
@@ -176,7 +155,7 @@ def test_without_statistics_a_stream_normalises_by_its_past(normalise: str) -> N
     """The second sentence is normalised by the first: the same as offline with the first's statistics."""
     model = small_model(normalise=normalise)
     stream = decoder_of(model, SEARCH)
-    first, second = trial_bins(120, seed=1), trial_bins(60, seed=2)
+    first, second = values(120, seed=1), values(60, seed=2)
     stream.push(first)
     stream.finish()
     partial = stream.push(second)
@@ -190,8 +169,8 @@ def test_without_statistics_a_stream_normalises_by_its_past(normalise: str) -> N
 def test_a_session_starts_with_known_statistics() -> None:
     """They are those of the session, replaced when another session starts, and follow the stream in between."""
     model = small_model(normalise="block")
-    names, bins = model.config.sessions, [trial_bins(60, seed=k) for k in range(3)]
-    past = {name: RunningStatistics.from_bins(trial_bins(300, seed=10 + k)) for k, name in enumerate(names)}
+    names, bins = model.config.sessions, [values(60, seed=k) for k in range(3)]
+    past = {name: RunningStatistics.from_bins(values(300, seed=10 + k)) for k, name in enumerate(names)}
     stream = decoder_of(model, SEARCH, names[0])
     stream.seed_sessions(lambda session: past[session].statistics())
     running = past[names[0]]
@@ -213,7 +192,7 @@ def test_the_future_never_changes_the_statistics() -> None:
     model = small_model(normalise="block")
     heads = []
     for scale in (1.0, 50.0):
-        bins = trial_bins(90)
+        bins = values(90)
         bins[60:] *= scale
         stream = decoder_of(model, SEARCH)
         heads.append(np.concatenate([stream.push(b).log_probs for b in bins[:60]]))
@@ -223,14 +202,9 @@ def test_the_future_never_changes_the_statistics() -> None:
 def test_old_bins_fade_out_of_the_statistics() -> None:
     stream = decoder_of(small_model(normalise="rolling"), SEARCH)
     for _ in range(8):
-        stream.push(trial_bins(300))
+        stream.push(values(300))
         stream.finish()
     assert stream._past.n_bins <= 1500 + 300
-
-
-def test_the_delay_of_the_model() -> None:
-    delay = small_decoder(SEARCH).delay
-    assert (delay.smoothing_ms, delay.patch_ms, delay.encoder_ms, delay.total_ms) == (80.0, 60.0, 0.0, 140.0)
 
 
 @quick
@@ -239,17 +213,10 @@ def test_no_frame_exceeds_the_delay(model):
     stream = decoder_of(model)
     patch = model.config.settings.front_end.patch
     n_frames = 0
-    for n_bins, b in enumerate(trial_bins(60, N_CHANNELS), start=1):
+    for n_bins, b in enumerate(values(60, N_CHANNELS), start=1):
         n_frames = stream.push(b).n_frames
         due = n_bins - round((stream.delay.smoothing_ms + stream.delay.encoder_ms) / 20)
         assert n_frames >= (0 if due < patch.bins else (due - patch.bins) // patch.stride + 1)
-
-
-def test_phonemes_without_a_language_model() -> None:
-    stream = decoder_of(small_model())
-    partial = stream.push(trial_bins(80))
-    final = stream.finish()
-    assert partial.words and final.phonemes[: len(partial.words) - 1] == list(partial.words[:-1])
 
 
 def test_invalid_input_is_reported() -> None:
@@ -268,7 +235,7 @@ def test_invalid_input_is_reported() -> None:
 
 def test_non_finite_bins_do_not_stop_a_stream() -> None:
     stream = small_decoder(SEARCH)
-    bins = trial_bins(60)
+    bins = values(60)
     bins[10:14] = np.nan
     bins[20, 3] = np.inf
     partial = stream.push(bins)

@@ -28,16 +28,19 @@ from arcuate.live.recorder import Recorder, make_store
 from arcuate.live.session import QUEUE_SIZE
 from arcuate.live.sources.socket import pack_bins, parse_command
 from arcuate.live.viewers import encode_posteriors
-from support.live_parts import SEARCH, Served, SessionRunner, bins, marked, replaying, serving, small_decoder, wait_for
-
-
-async def next_event(ws, kind: str, seconds: float = 180.0) -> dict:
-    async with asyncio.timeout(seconds):
-        while True:
-            message = await ws.recv()
-            if isinstance(message, str) and (event := json.loads(message))["type"] == kind:
-                return event
-
+from support.live_parts import (
+    SEARCH,
+    Served,
+    SessionRunner,
+    bins,
+    marked,
+    next_event,
+    rejection_status,
+    replaying,
+    serving,
+    small_decoder,
+    wait_for,
+)
 
 # --- texts ------------------------------------------------------------------------------------------------
 
@@ -88,31 +91,21 @@ def test_bins_are_refused_unless_the_socket_is_the_source(cohort_store: Path) ->
         assert asyncio.run(go()) == (1008, "this server does not accept bins; start it with --source socket")
 
 
-def connect_status(served: Served, path: str) -> int:
-    async def go() -> int:
-        try:
-            async with websockets.connect(served.url(path)):
-                return 0
-        except websockets.exceptions.InvalidStatus as error:
-            return error.response.status_code
-
-    return asyncio.run(go())
-
-
 def test_viewers_cannot_send_and_senders_cannot_view() -> None:
     with serving(access=Access("0.0.0.0", "to-view-1", "to-send-1")) as served:
-        assert connect_status(served, "/frames?token=to-view-1") == 403
-        assert connect_status(served, "/events?token=to-send-1") == 403
-        assert connect_status(served, "/frames?token=to-send-1") == 0
-        assert connect_status(served, "/events?token=to-view-1") == 0
+        assert rejection_status(served, "/frames?token=to-view-1") == 403
+        assert rejection_status(served, "/events?token=to-send-1") == 403
+        assert rejection_status(served, "/frames?token=to-send-1") == 0
+        assert rejection_status(served, "/events?token=to-view-1") == 0
         assert served.get("/info?token=to-send-1")[0] == 401
     with serving(access=Access("0.0.0.0", "to-view-1")) as served:
-        assert connect_status(served, "/frames?token=to-view-1") == 403 and connect_status(served, "/frames") == 403
+        assert rejection_status(served, "/frames?token=to-view-1") == 403 and rejection_status(served, "/frames") == 403
 
 
 def test_tokens_are_made_where_needed() -> None:
-    local, public = make_access("127.0.0.1", None), make_access("0.0.0.0", None)
-    assert (local.token, local.send_token) == (None, None)
+    public = make_access("0.0.0.0", None)
+    for local in (make_access("127.0.0.1", None), make_access("::1", None)):
+        assert (local.token, local.send_token) == (None, None)
     assert public.token and public.send_token and public.token != public.send_token
     guarded = make_access("127.0.0.1", "a-token-of-mine")
     assert guarded.token == "a-token-of-mine" and guarded.send_token
@@ -167,7 +160,7 @@ def test_a_viewer_that_sends_bytes_is_answered() -> None:
         async def go() -> str:
             async with websockets.connect(served.url("/events")) as events:
                 await events.send(b"\x00\xff")
-                return (await next_event(events, "rejected", 10))["message"]
+                return (await next_event(events, "rejected", seconds=10))["message"]
 
         assert "JSON object" in asyncio.run(go())
 

@@ -17,9 +17,9 @@ pytest.importorskip("uvicorn", reason="the extra live is not installed (uvicorn)
 websockets = pytest.importorskip("websockets", reason="the extra live is not installed (websockets)")
 
 from arcuate.data.store import Store
-from arcuate.live.access import Access, TokenBucket, make_access
+from arcuate.live.access import Access, TokenBucket
 from arcuate.live.sources.socket import pack_bins
-from support.live_parts import SEARCH, Served, bins, replaying, serving, small_decoder
+from support.live_parts import SEARCH, Served, bins, next_event, rejection_status, replaying, serving, small_decoder
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,6 @@ def replayed(cohort_store: Path) -> Iterator[Served]:
 async def events_and_frames(served: Served):
     async with websockets.connect(served.url("/events")) as events, websockets.connect(served.url("/frames")) as frames:
         yield events, frames
-
-
-async def next_event(ws, *kinds: str) -> dict:
-    async with asyncio.timeout(180.0):
-        while True:
-            message = await ws.recv()
-            if isinstance(message, str) and (event := json.loads(message))["type"] in kinds:
-                return event
 
 
 # --- routes -------------------------------------------------------------------------------------------------
@@ -90,38 +82,23 @@ def test_answers_forbid_framing_foreign_content_and_storing(plain: Served) -> No
 # --- access ------------------------------------------------------------------------------------------------
 
 
-def rejection_status(url: str, **options) -> int:
-    async def go() -> int:
-        try:
-            async with websockets.connect(url, **options):
-                return 0
-        except websockets.exceptions.InvalidStatus as error:
-            return error.response.status_code
-
-    return asyncio.run(go())
-
-
 def test_other_origins_and_host_names_are_rejected(plain: Served) -> None:
     for path in ("/events", "/frames"):
-        assert rejection_status(plain.url(path), origin="http://evil.example") == 403
-        assert rejection_status(plain.url(path), origin="http://[") == 403
-        assert rejection_status(plain.url(path), origin=f"http://127.0.0.1:{plain.port}") == 0
+        assert rejection_status(plain, path, origin="http://evil.example") == 403
+        assert rejection_status(plain, path, origin="http://[") == 403
+        assert rejection_status(plain, path, origin=f"http://127.0.0.1:{plain.port}") == 0
     assert plain.get("/", Host="rebound.example")[0] == 403
 
 
 def test_other_addresses_need_a_token() -> None:
-    assert make_access("127.0.0.1", None).token is None
-    assert make_access("::1", None).token is None
-    token = make_access("0.0.0.0", None).token
-    assert token is not None and len(token) > 16
     with serving(access=Access("0.0.0.0", "secret")) as served:
         assert served.get("/")[0] == 401 and served.get("/info?token=wrong")[0] == 401
         status, _, headers = served.answer("/?token=secret")
         assert status == 200 and {"HttpOnly", "SameSite=strict"} <= set(headers["Set-Cookie"].split("; "))
         assert served.get("/info", Authorization="Bearer secret")[0] == 200
         assert served.get("/healthz")[0] == 200  # contains no text
-        assert rejection_status(served.url("/events")) == 403
-        assert rejection_status(served.url("/events?token=secret")) == 0
+        assert rejection_status(served, "/events") == 403
+        assert rejection_status(served, "/events?token=secret") == 0
 
 
 # --- bins in, events out ------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_every_finalize_is_answered_and_nothing_else_is(redis_url: str, client, 
 
 def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
     redis = pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _StreamWriter
+    from arcuate.live.sources.redis import StreamWriter
 
     written, back = [], threading.Event()
 
@@ -124,8 +124,7 @@ def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
 
     tried: list[str] = []
     published: list[dict] = []
-    writer = _StreamWriter(Away(), published.append)
-    writer.start()
+    writer = StreamWriter(Away(), published.append)
     writer.add("remote_lm_output_final", {"lm_response_final": "kept"})
     assert back.wait(60)
     writer.stop()
@@ -133,18 +132,23 @@ def test_answers_are_queued_while_the_redis_server_is_unavailable() -> None:
     assert not published
 
 
-def test_a_full_queue_of_answers_is_reported_once() -> None:
+def test_a_full_queue_of_answers_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("redis", reason="the extra redis is not installed")
-    from arcuate.live.sources.redis import _StreamWriter
+    from arcuate.live.sources.redis import StreamWriter
 
     published: list[dict] = []
-    writer = _StreamWriter(None, published.append)  # not started, so the queue fills up
-    for _ in range(writer.max_queued):
+    release = threading.Event()
+    client = type("Slow", (), {"xadd": lambda *_, **__: release.wait(60)})()
+    monkeypatch.setattr(StreamWriter, "max_queued", 20)
+    writer = StreamWriter(client, published.append)
+    for _ in range(20):
         writer.add("remote_lm_output_final", {})
     assert not published
     for _ in range(3):
         writer.add("remote_lm_output_final", {})
     assert [fault["action"] for fault in published] == ["dropped"]
+    release.set()
+    writer.stop()
 
 
 def test_bins_from_a_redis_stream(redis_url: str, client, runner: SessionRunner) -> None:

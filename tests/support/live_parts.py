@@ -1,7 +1,9 @@
 """Shared by the tests of live decoding: a small lexicon and n-gram, small models, sessions, servers, rigs."""
 
+import asyncio
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -230,6 +232,28 @@ class Served:
 
     def url(self, path: str) -> str:
         return f"ws://127.0.0.1:{self.port}{path}"
+
+
+async def next_event(ws: Any, *kinds: str, seconds: float = 180.0) -> dict:
+    async with asyncio.timeout(seconds):
+        while True:
+            message = await ws.recv()
+            if isinstance(message, str) and (event := json.loads(message))["type"] in kinds:
+                return event
+
+
+def rejection_status(served: Served, path: str, **options: Any) -> int:
+    """Status with which a WebSocket is refused; 0 if it is accepted."""
+    import websockets
+
+    async def go() -> int:
+        try:
+            async with websockets.connect(served.url(path), **options):
+                return 0
+        except websockets.exceptions.InvalidStatus as error:
+            return error.response.status_code
+
+    return asyncio.run(go())
 
 
 @contextlib.contextmanager

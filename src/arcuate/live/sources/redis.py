@@ -11,11 +11,12 @@ can use this one instead:
 """
 
 import math
-import queue
 import re
+import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -161,13 +162,8 @@ class RedisLogits(_StreamReader):
     def __init__(self, url: str, put: Put, publish: Publish) -> None:
         super().__init__(url, (INPUT, RESET, FINALIZE, UPDATE), put, publish)
         self._columns = [_OFFICIAL_ORDER.index(name) for name in CLASSES]
-        self._writer = _StreamWriter(connect(url), publish)
+        self._writer = StreamWriter(connect(url), publish)
         self._final: dict[str, str] | None = None  # answer to the next finalize
-
-    def start(self) -> None:
-        self._writer.on_error = self.on_error
-        self._writer.start()
-        super().start()
 
     def stop(self) -> None:
         super().stop()
@@ -202,50 +198,46 @@ class RedisLogits(_StreamReader):
         self._final = None
 
 
-class _StreamWriter(Source):
-    """Writes to Redis on its own thread, so that a slow server does not delay decoding."""
+class StreamWriter:
+    """Writes to Redis on its own thread, in order, so that a slow server does not delay decoding."""
 
     max_queued = 10_000  # answers, while the server is unavailable
 
     def __init__(self, client: Any, publish: Publish) -> None:
-        super().__init__("the writer of answers to Redis")
-        self.client = client
-        self.publish = publish
+        self.client, self.publish = client, publish
+        self._pool = ThreadPoolExecutor(1, "the writer of answers to Redis")
+        self._stopped = threading.Event()
+        self._queued: deque[Future[None]] = deque()
         self._full = False
-        self._queue: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(self.max_queued)
 
     def stop(self) -> None:
+        """Write what is queued, unless the server is unavailable."""
         self._stopped.set()
-        with suppress(queue.Full):
-            self._queue.put_nowait(None)
-        super().stop()
+        self._pool.shutdown()
 
     def add(self, stream: str, fields: dict[str, Any]) -> None:
-        try:
-            self._queue.put_nowait((stream, fields))
-        except queue.Full:  # the page and the recording still receive everything
-            if not self._full:
-                self.publish(_fault("the Redis server is unavailable and the queue of answers is full", "dropped"))
-            self._full = True
-            return
-        self._full = False
+        while self._queued and self._queued[0].done():
+            self._queued.popleft().result()
+        was_full, self._full = self._full, len(self._queued) >= self.max_queued
+        if not self._full:
+            self._queued.append(self._pool.submit(self._write, stream, fields))
+        elif not was_full:  # the page and the recording still receive everything
+            self.publish(_fault("the Redis server is unavailable and the queue of answers is full", "dropped"))
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            while not self._write(*item) and not self._stopped.wait(_RETRY_S):
-                pass
-
-    def _write(self, stream: str, fields: dict[str, Any]) -> bool:
-        """Add an entry; return False if the server is unavailable. An entry that it refuses is dropped."""
+    def _write(self, stream: str, fields: dict[str, Any]) -> None:
+        """Add an entry, once the server is available. An entry that it refuses is dropped."""
         from redis import RedisError, ResponseError
 
-        try:
-            self.client.xadd(stream, fields, maxlen=_MAX_LENGTH, approximate=True)
-        except ResponseError as error:  # such as a key of another type: trying again would block all other answers
-            self.publish(_fault(f"Redis refused an answer to {stream}: {error}", "dropped"))
-        except RedisError:
-            return False
-        return True
+        while True:
+            try:
+                self.client.xadd(stream, fields, maxlen=_MAX_LENGTH, approximate=True)
+                return
+            except ResponseError as error:  # such as a key of another type: trying again would block other answers
+                self.publish(_fault(f"Redis refused an answer to {stream}: {error}", "dropped"))
+                return
+            except RedisError:
+                if self._stopped.wait(_RETRY_S):
+                    return
 
 
 def sort_entries(found: list[tuple[bytes, list[tuple[bytes, _Fields]]]]) -> list[tuple[bytes, str, _Fields]]:
