@@ -256,6 +256,8 @@ def _read_trials(
         part = bins[first : row["first_bin"] + row["n_bins"]]  # memory-mapped: may exceed the memory
         if not len(part) or row["first_bin"] + row["n_bins"] > len(bins):
             raise UserError(f"{folder / _BINS} has {len(bins)} bins, but sentence {row.get('number')} ends after them")
+        if not np.isfinite(part).all():
+            raise UserError(f"{folder / _BINS} is damaged: bins of sentence {row.get('number')} are not finite")
         yield Trial(session, split, number, 1, part, tokens, reference, corpus=LIVE_CORPUS)
 
 

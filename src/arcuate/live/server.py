@@ -222,16 +222,12 @@ async def _receive_commands(live: LiveServer, viewer: Viewer, socket: WebSocket)
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
-        _execute(live, message.get("text") or "", viewer, bucket)
-
-
-def _execute(live: LiveServer, text: str, viewer: Viewer, bucket: TokenBucket) -> None:
-    try:
-        if not bucket.take():
-            raise UserError(f"too many commands: at most {bucket.rate:g} per second are accepted")
-        live.handle_command(parse_command(text[:10_000]))
-    except UserError as error:
-        viewer.offer(to_json_line({"type": "rejected", "message": str(error)}))
+        try:
+            if not bucket.take():
+                raise UserError(f"too many commands: at most {bucket.rate:g} per second are accepted")
+            live.handle_command(parse_command((message.get("text") or "")[:10_000]))
+        except UserError as error:  # waits while the viewer has not read earlier answers
+            await viewer.queue.put(to_json_line({"type": "rejected", "message": str(error)}))
 
 
 async def _send_messages(viewer: Viewer, socket: WebSocket) -> None:
