@@ -62,15 +62,17 @@ def test_every_recipe_builds_on_the_meta_device(name: str) -> None:
     assert count_parameters(config) > 100_000
 
 
+def small(name: str) -> list[str]:
+    """Overrides that make a recipe quick."""
+    recipe = load_recipe(name)
+    heads = ["encoder.n_heads=2"] if recipe.encoder.kind == "transformer" else []
+    batch = "data.batching.n_trials=2" if recipe.data.batching.kind == "sessions" else "data.batching.batch_size=4"
+    return ["encoder.width=16", "data.release=null", "data.workers=0", "train.log_every=1", *heads, batch]
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_steps_at_reduced_width(name: str, cohort_store: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(name)
-    batching = recipe.data.batching
-    small = ["encoder.width=16", "data.release=null", "data.workers=0", "train.steps=2", "train.log_every=1"]
-    if recipe.encoder.kind == "transformer":
-        small.append("encoder.n_heads=2")
-    small.append("data.batching.n_trials=2" if batching.kind == "sessions" else "data.batching.batch_size=4")
-    assert train(name, cohort_store, tmp_path / "run", overrides=small).steps == 2
+    assert train(name, cohort_store, tmp_path / "run", overrides=[*small(name), "train.steps=2"]).steps == 2
 
 
 @pytest.mark.thorough
@@ -81,15 +83,9 @@ def test_recipes_step_in_mixed_precision(
 ) -> None:
     """As on a device that is fast at it: the same steps in bf16, and weights that stay near those of fp32."""
     monkeypatch.setattr("arcuate.experiments.train.choose_precision", lambda given, *_: PrecisionChoice(given.kind))
-    small = ["encoder.width=16", "data.release=null", "data.workers=0", "train.steps=3", "train.log_every=1"]
-    if load_recipe(name).encoder.kind == "transformer":
-        small.append("encoder.n_heads=2")
-    batching = load_recipe(name).data.batching
-    small.append("data.batching.n_trials=2" if batching.kind == "sessions" else "data.batching.batch_size=4")
-    small.append(f"front_end.session_layer.enabled={str(layers).lower()}")
-    loss = {}
+    loss, chosen = {}, f"front_end.session_layer.enabled={str(layers).lower()}"
     for kind in ("fp32", "bf16"):
-        changed = [*small, f"train.precision.kind={kind}"]
+        changed = [*small(name), "train.steps=3", chosen, f"train.precision.kind={kind}"]
         assert train(name, cohort_store, tmp_path / kind, overrides=changed).steps > 0
         run = Run(tmp_path / kind)
         assert run.environment()["precision"] == kind
