@@ -64,7 +64,9 @@ def wait_for_rows(run: Path, n_rows: int, process: subprocess.Popen[bytes]) -> N
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
+)
 def test_signals_finish_the_step_and_save(
     uninterrupted: Path, cohort_store: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

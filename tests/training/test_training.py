@@ -140,7 +140,9 @@ TOO_HIGH = {"schedule": {"kind": "warmup_cosine", "peak_lr": 1.0, "warmup_steps"
 EPS_TOO_LARGE = {"optimizer.eps": 1.0, "train.steps": 90, "guard.stuck.patience": 50}
 
 
-@pytest.mark.parametrize(("changes", "eps"), [(TOO_HIGH, None), (EPS_TOO_LARGE, 1e-8)])
+@pytest.mark.parametrize(
+    ("changes", "eps"), [(TOO_HIGH, None), pytest.param(EPS_TOO_LARGE, 1e-8, marks=pytest.mark.thorough)]
+)
 def test_run_stopped_within_a_learning_rate_search_resumes_exactly(
     cohort_store: Path, tmp_path: Path, changes: dict[str, Any], eps: float | None
 ) -> None:

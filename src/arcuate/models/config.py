@@ -55,10 +55,6 @@ class Patch(Settings):
         n_frames: Count = (beyond * (beyond > 0)) // self.stride + 1
         return n_frames
 
-    def count_bins(self, n_frames: int) -> int:
-        """Smallest length of a trial with this number of frames."""
-        return self.bins + max(n_frames - 1, 0) * self.stride
-
 
 class SmoothingSettings(Settings):
     """Gaussian smoothing over time. The '25 baseline uses 9 taps, the '24 baseline 20 (centred at 9.5)."""
