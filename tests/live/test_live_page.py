@@ -21,7 +21,17 @@ if CHROMIUM is None:
 from arcuate.evaluation.floor import FloorRates
 from arcuate.live import viewers
 from arcuate.live.input import Chunk, End, Mark
-from support.live_parts import Served, adapting_decoder, bins, replaying, serving, wait_for
+from support.live_parts import (
+    Served,
+    adapting_decoder,
+    bins,
+    decoder_of,
+    marked,
+    replaying,
+    serving,
+    small_model,
+    wait_for,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -188,6 +198,23 @@ def test_the_page_says_that_decoding_has_failed(browser) -> None:
         assert page.inner_text("#failure") == "the rig <b>stopped</b>"
         page.reload()  # a page opened later says so too
         page.wait_for_selector("#failure:text-is('the rig <b>stopped</b>')")
+        page.close()
+
+
+def test_without_words_phonemes_are_shown(browser) -> None:
+    with serving(decoder_of(small_model())) as served:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        page.goto(f"http://127.0.0.1:{served.port}/")
+        page.wait_for_selector("#state[data-state=listening]")
+        for item in marked("t1", bins(80), "a reference"):
+            served.live.session.put(item)
+        page.wait_for_selector("#words[data-kind=final] .word")
+        final = json.loads(served.live.broadcaster.snapshot())["finals"][-1]
+        assert page.locator("#words .word").all_inner_texts() == final["tokens"]
+        assert page.evaluate("document.getElementById('error-rate').hidden")
+        served.live.broadcaster.publish({**final, "tokens": [], "empty": True})
+        page.wait_for_selector("#words:has-text('no phonemes decoded')")
         page.close()
 
 
