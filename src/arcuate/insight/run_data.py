@@ -20,6 +20,7 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.experiments.recipe import Recipe, run_recipe
 from arcuate.experiments.targets import TargetOutcome, judge_target
 from arcuate.files import finite_int, finite_number, read_json, read_jsonl, read_npz
+from arcuate.insight.charts.curves import rows_by_step
 from arcuate.run import WORDS_LABEL, Run, split_parent, unfinished_reason
 
 _MAX_LOG_BYTES = 2**31
@@ -289,12 +290,6 @@ def lookup(tree: Any, path: str) -> Any:
     for key in path.split("."):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
-
-
-def rows_by_step(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Rows in the order of their step; if a step was run twice, the later row is kept."""
-    kept = {step: {**row, "step": step} for row in rows if (step := finite_int(row.get("step"))) is not None}
-    return tuple(kept[step] for step in sorted(kept))
 
 
 # --- Results of single trials ----------------------------------------------------------------------------
