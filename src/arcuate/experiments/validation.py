@@ -39,7 +39,7 @@ def open_word_search(
         raise UserError(
             "validate.lm needs reference texts, but none of the validation trials has one; set validate.lm=none"
         )
-    return load_search(classes, SearchOptions(lm=config.validate_.lm))
+    return load_search(classes, SearchOptions(lm=config.validate_.lm, lexicon=config.validate_.lexicon))
 
 
 def make_validator(

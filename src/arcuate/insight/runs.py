@@ -20,7 +20,7 @@ _BASELINE = "base"  # arm of an ablation with which the others are compared
 _EXECUTION_SECTIONS = ("runtime", "track")  # how a run was executed; no influence on the result
 _EXECUTION_SETTINGS = (
     *("data.workers", "train.log_every", "train.keep_checkpoints", "train.checkpoint_every", "optimizer.fused"),
-    "validate.lm",
+    *("validate.lm", "validate.lexicon"),
 )
 SEED_SETTINGS = ("train.seed", "data.seed")
 

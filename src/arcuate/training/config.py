@@ -167,6 +167,7 @@ class Validate(Settings):
     lm: str = Field(
         "none", min_length=1, description="Language model with which the WER is measured: default, a file, or none."
     )
+    lexicon: str = Field("default", min_length=1, description="Pronunciation lexicon of the word search.")
 
 
 class TensorBoard(Settings):
