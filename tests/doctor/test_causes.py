@@ -156,6 +156,19 @@ def test_untrained_output_is_not_something_the_run_had_reached(tmp_path: Path) -
     assert "had reached" not in " ".join(diagnosis.evidence)
 
 
+def test_loss_that_falls_on_while_the_output_becomes_constant_is_not_a_collapse_from_a_high_rate(
+    tmp_path: Path,
+) -> None:
+    """An encoder that is not trained: random output at 74 %, then nothing but the frequencies of the classes."""
+    per, val = (
+        curve((0, 1.07), (20, 0.74), (120, 0.79), (200, 0.89)),
+        curve((0, 5.5), (60, 4.0), (120, 3.4), (200, 3.1)),
+    )
+    diagnosis = diagnosed(tmp_path, made_log(per, val, val * (1 + 0.01 * NOISE)))
+    assert diagnosis.primary == "collapsed" and "had reached" not in " ".join(diagnosis.evidence)
+    assert not any("too high" in cause.cause for cause in diagnosis.causes)
+
+
 def test_non_finite_loss_without_a_rise_before_it_is_not_blamed_on_the_learning_rate(tmp_path: Path) -> None:
     val = np.r_[8.4, np.full(20, np.nan)]
     first = diagnosed(tmp_path, made_log(np.r_[0.77, np.ones(20)], val)).causes[0]

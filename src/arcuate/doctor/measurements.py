@@ -123,8 +123,15 @@ class Measurements:
 
     @property
     def learnt(self) -> bool:
-        """Whether the error rate ever left the level of a constant output, by more than its noise."""
-        return self.n > 0 and not self.loss_only and self.best < CONSTANT_OUTPUT_PER * (1 - 3 * self.noise)
+        """Whether the error rate ever left the level of a constant output, by more than its noise.
+
+        A best that random output reaches, above which the loss still fell while the output became constant, is random.
+        """
+        left = self.n > 0 and not self.loss_only and self.best < CONSTANT_OUTPUT_PER * (1 - 3 * self.noise)
+        loss = self.log.val_loss.finite
+        if not left or self.best < RANDOM_PER or self.end < CONSTANT_OUTPUT_PER or len(loss) < 4:
+            return left
+        return float(np.interp(self.best_step, loss.steps, loss.values)) <= 1.05 * float(np.median(loss.values[-3:]))
 
     @cached_property
     def end(self) -> float:
