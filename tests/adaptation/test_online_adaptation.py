@@ -13,7 +13,6 @@ from arcuate.adaptation.known_sessions import expected_confidence, measure_confi
 from arcuate.adaptation.online import (
     OnlineAdapter,
     adam_step,
-    clip_distance,
     compute_log_probs,
     make_adapter,
     words_label,
@@ -150,13 +149,6 @@ def test_the_projection_moves_no_weight_by_more_than_the_learning_rate() -> None
     moved, _ = adam_step(layer, AdamMoments.zero(layer), gradients, start, 0.01)
     assert float((moved.weight - layer.weight).abs().max()) <= 0.01 + 1e-6
     assert MAX_DISTANCE - 0.02 < moved.distance(start) <= MAX_DISTANCE + 1e-6
-
-
-def test_clip_distance_keeps_layers_within_the_limit() -> None:
-    start = AffineLayer(torch.eye(3), torch.zeros(3))
-    near, far = AffineLayer(1.05 * torch.eye(3), torch.zeros(3)), AffineLayer(3 * torch.eye(3), torch.zeros(3))
-    assert clip_distance(near, start) is near
-    assert clip_distance(far, start).distance(start) == pytest.approx(MAX_DISTANCE)
 
 
 ENCODERS: dict[str, tuple[EncoderSettings, bool]] = {

@@ -54,12 +54,11 @@ def test_scores_do_not_depend_on_batches_and_padding(small_model: Path, context:
 
 
 @needs_llm
-def test_context_changes_scores_and_empty_texts_score_zero(small_model: Path) -> None:
+def test_context_changes_scores(small_model: Path) -> None:
     from arcuate.evaluation.causal import load_causal, score_sentences
 
     bare, primed = load_causal(small_model, context=None), load_causal(small_model, context="d d d")
     assert not np.allclose(score_sentences(bare, TEXTS), score_sentences(primed, TEXTS))
-    assert score_sentences(bare, ["", "a"], style="plain")[0] == 0.0
     assert len(score_sentences(bare, [])) == 0
 
 
@@ -121,31 +120,6 @@ def test_errors_name_the_malformed_line(tmp_path: Path, row: object, words: list
     with pytest.raises(UserError) as caught:
         rescore(path, tmp_path)
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-@needs_llm
-def test_rescoring_scores_fits_and_writes(small_model: Path, tmp_path: Path) -> None:
-    from arcuate.evaluation.causal import load_causal, score_sentences
-
-    pair = ["a b", "b b"]
-    first, second = score_sentences(load_causal(small_model), pair)
-    good, bad = pair if first > second else pair[::-1]  # the text that the model prefers is the reference
-    entries = [entry(bad, -1.0, -2.0), entry(good, -1.1, -2.0)]
-    rows: list[dict[str, Any]] = [
-        {"id": str(i), "session": f"s{i % 5}", "text": bad, "reference": good, "words": [], "nbest": entries}
-        for i in range(20)
-    ]
-    rows.append({"id": "none", "session": "s0", "text": "", "reference": "a", "nbest": []})
-    hyps, out = write(tmp_path / "h.jsonl", *rows), tmp_path / "new.jsonl"
-    summary = json.loads(to_json_line(rescore(hyps, small_model, out=out).to_dict()))
-    assert summary["wer_before"] == pytest.approx(21 / 41) and summary["wer"] == pytest.approx(1 / 41)
-    assert summary["cross_fitted"] is True and small_model.stem in summary["lm"]
-    assert summary["oracle_wer"] == pytest.approx(1 / 41) and summary["seconds_per_sentence"] > 0
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert written[0]["text"] == good and written[0]["nbest"][0]["text"] == good and "words" not in written[0]
-    assert set(written[0]["nbest"][0]) == {"text", "score", "acoustic", "lm", "bonus", "llm"}
-    kept = rescore(hyps, small_model, alpha=0.0)
-    assert kept.wer == kept.wer_before and kept.weights_from == "given"  # the order of the search
 
 
 def test_rescoring_with_fixed_causal_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from arcuate.errors import UserError
 from arcuate.progress import Progress
 
-Style = Literal["sentence", "plain"]
 # Exceptions of transformers, gguf and safetensors for malformed files.
 _LOAD_ERRORS = (
     OSError,
@@ -62,7 +61,7 @@ def missing_packages() -> list[str]:
     return [name for name in _REQUIRED if find_spec(name) is None]
 
 
-def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSATION) -> CausalModel:
+def load_causal(path: Path, context: str | None = CONVERSATION) -> CausalModel:
     """Load a model folder of `save_pretrained`, or a .gguf file; `context` precedes every sentence."""
     if missing := missing_packages():
         raise UserError(f"rescoring needs {', '.join(missing)}; install with: pip install 'arcuate[llm]'")
@@ -87,7 +86,7 @@ def load_causal(path: Path, device: str = "cpu", context: str | None = CONVERSAT
         raise UserError(f"{path} cannot be loaded as a causal language model: {reason:.200}") from error
     context_tokens = tuple(tokenizer(context, add_special_tokens=False)["input_ids"]) if context else ()
     first = _first_token(tokenizer, path)
-    return CausalModel(model.eval().to(torch.device(device)), tokenizer, path.stem, first, context_tokens)
+    return CausalModel(model.eval(), tokenizer, path.stem, first, context_tokens)
 
 
 def _first_token(tokenizer: Any, path: Path) -> int:
@@ -109,7 +108,6 @@ def score_sentences(
     lm: CausalModel,
     texts: Sequence[str],
     *,
-    style: Style = "sentence",
     max_tokens: int = 1024,
     progress: Progress | None = None,
 ) -> np.ndarray:
@@ -118,7 +116,7 @@ def score_sentences(
     `max_tokens` limits the size of a batch, including padding, and thereby memory; scores change only by rounding.
     Equal texts are scored once.
     """
-    sentences = [as_sentence(text) if style == "sentence" else text for text in texts]
+    sentences = [as_sentence(text) for text in texts]
     distinct = sorted(set(sentences))
     tokens = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in distinct]
     _check_lengths(lm, tokens, distinct)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from arcuate.data.alphabet import BLANK
+from arcuate.decoding.hypothesis import token_spans
 from arcuate.errors import UserError
 from arcuate.files import fields_to_dict, read_json
 from arcuate.progress import counted, percent
@@ -86,13 +86,7 @@ def measure_trial(log_probs: np.ndarray) -> TrialEvidence:
     values = np.maximum(log_probs.astype(np.float64), -50.0)
     best = values.argmax(1)
     peaks = values[np.arange(n_frames), best]
-    starts = np.flatnonzero((best != BLANK) & np.concatenate([[True], best[1:] != best[:-1]]))
-    tokens = []
-    for start in starts:
-        end = start + 1
-        while end < n_frames and best[end] == best[start]:
-            end += 1
-        tokens.append(peaks[start:end].max())
+    tokens = [peaks[span.first : span.first + span.n_frames].max() for span in token_spans(values)]
     certain = np.array(tokens) if tokens else np.array([-np.log(n_classes)])
     return TrialEvidence(
         float(-(np.exp(values) * values).sum(1).mean() / np.log(n_classes)),
