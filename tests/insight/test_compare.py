@@ -21,7 +21,7 @@ def two(tmp_path: Path, a: float = 0.35, b: float = 0.2) -> list[Run]:
 
 
 def test_significant_difference_is_reported_with_its_size(tmp_path: Path) -> None:
-    found = compare(*two(tmp_path)).to_dict()["comparisons"][0]
+    found = json.loads(json.dumps(compare(*two(tmp_path)).to_dict(), allow_nan=False))["comparisons"][0]
     assert found["verdict"] == "better" and found["high"] < 0
     assert "b is better than a by" in found["sentence"] and "One run per side" in found["sentence"]
     assert [c["path"] for c in found["changes"]] == ["encoder.dropout"]
@@ -179,11 +179,6 @@ def test_user_errors_are_one_sentence(tmp_path: Path) -> None:
     assert_refused(arcuate("compare", a, b), "different data")
 
 
-def test_to_dict_is_json_serialisable(tmp_path: Path) -> None:
-    text = json.dumps(compare(*two(tmp_path)).to_dict(), allow_nan=False)
-    assert json.loads(text)["split"] == "val"
-
-
 def test_ablation_arms_are_compared_by_their_last_checkpoint(tmp_path: Path) -> None:
     for name, overrides, per in (("base", [], 0.4), ("more", ["encoder.dropout=0.5"], 0.2)):
         run = make_run(tmp_path / name, overrides, per=per, results=False)
@@ -202,3 +197,10 @@ def test_note_on_different_code_revisions(tmp_path: Path) -> None:
     ]
     assert any(f"different code ({'a' * 12}, {'b' * 12})" in note for note in compare(*runs[:2]).notes)
     assert not any("different code" in note for note in compare(runs[0], runs[2]).notes)
+
+
+def test_note_on_a_best_checkpoint_that_a_rewind_kept(tmp_path: Path) -> None:
+    runs = two(tmp_path)
+    (runs[0].checkpoints / "best-00000100").mkdir()
+    (runs[0].checkpoints / "best").symlink_to("best-00000100")
+    assert f"{runs[0].path} was scored at step 600, but its best checkpoint is step 100." in compare(*runs).notes
