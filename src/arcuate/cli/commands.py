@@ -151,7 +151,7 @@ GROUPS = {
             *("compare", ".insight.compare:compare", "runs…"),
             "Test whether runs differ significantly: paired by trial; runs that differ only in seed form a group.",
             ".cli.show_runs:comparison",
-            hidden="evaluate_missing over",
+            hidden="evaluate_missing",
         ),
     ),
     "Many runs": (
@@ -242,7 +242,9 @@ def __getattr__(name: str) -> Callable[..., Call] | App:
         raise AttributeError(name)
     if group == name:
         return parser(COMMANDS[name])
-    app = App(group, default_command=parser(COMMANDS[group]) if group in COMMANDS else None)
+    app = App(group)
+    if group in COMMANDS:
+        app = App(group, default_command=parser(COMMANDS[group]), usage=_usage(COMMANDS[group]))
     for place, command in enumerate(COMMANDS.values()):
         if command.name.startswith(f"{group} "):
             _add(app, command, place)
@@ -267,8 +269,11 @@ def make_app() -> App:
     return app
 
 
+def _usage(command: Command) -> str:
+    return f"Usage: arcuate {command.name} [OPTIONS] {command.positional.upper().replace('…', '...')}"
+
+
 def _add(app: App, command: Command, place: int, group: Group | None = None) -> None:
     *_, name = command.name.split()
-    usage = f"Usage: arcuate {command.name} [OPTIONS] {command.positional.upper().replace('…', '...')}"
     path = f"{__name__}:{command.name}"
-    app.command(path, name=name, help=command.summary, usage=usage, sort_key=place, group=group)
+    app.command(path, name=name, help=command.summary, usage=_usage(command), sort_key=place, group=group)
