@@ -175,7 +175,6 @@ def main() -> None:
     parser.add_argument("--sabotage", type=Path, required=True, help="folder of benchmarks/sabotage.py")
     parser.add_argument("--arm", default="off", help="off or guard")
     parser.add_argument("--cure", type=Path, help="train the remedies into this folder")
-    parser.add_argument("--table", action="store_true", help="with --cure: only summarise finished runs")
     parser.add_argument("--blind", action="store_true", help="without the packaged recipe of the runs")
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
     args = parser.parse_args()
@@ -188,11 +187,10 @@ def main() -> None:
         cases = [examine(folder, levels) for folder in folders]
     if args.cure:
         for case in cases:
-            finished = (args.cure / case.folder.relative_to(args.sabotage) / "cure.json").exists()
-            if not case.harmless and case.remedy and case.kind != "data" and (finished or not args.table):
+            if not case.harmless and case.remedy and case.kind != "data":
                 cure(case, args.cure, args.sabotage, levels)
-                print(f"{case.folder}: {_points(case.relative)} -> {_points(case.cured)} {case.cured_error or ''}",
-                      flush=True)  # fmt: skip
+                change = f"{_points(case.relative)} -> {_points(case.cured)}"
+                print(f"{case.folder}: {change} {case.cured_error or ''}", flush=True)
     report(cases)
 
 

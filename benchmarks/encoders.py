@@ -166,11 +166,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=25.0, help="CPU seconds of training per run")
     parser.add_argument("--width", type=int, default=64, help="of every encoder")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", choices=sorted(RECIPES), default=sorted(RECIPES))
     parser.add_argument("--table", action="store_true", help="train nothing")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    arms = [arm for arm in make_arms(args.width) if arm.kind.split()[0] in args.kinds]
+    arms = make_arms(args.width)
     if not args.table:
         steps = {arm: max(20, round(args.budget / timed(arm, args.data, args.out))) for arm in arms}
         for seed in range(args.seeds):  # seed by seed, so that what is there can be compared at any time

@@ -42,7 +42,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "days since training": ("days",),
     "drift of the bins": DRIFT,
     "posteriors": MEASURES,
-    "posteriors and days": (*MEASURES, "days"),
     "posteriors and drift": (*MEASURES, *DRIFT),
 }
 

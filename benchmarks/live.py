@@ -1,8 +1,7 @@
-"""Live decoding: time per frame at full size, small models, many streams, memory over an hour.
+"""Live decoding: time per frame at full size, small models, many streams.
 
 python benchmarks/live.py full --scores ../shared/real/words/t15/dev.npz     # b2t25-gru, 5 x 768, 600 s in real time
 python benchmarks/live.py streams --run runs/demo                             # eight streams at once in real time
-python benchmarks/live.py memory --run runs/demo                              # an hour of replay as fast as possible
 
 On a busy machine wall time includes other programs: `--first` (as root) gives this one real-time priority.
 
@@ -133,21 +132,9 @@ def streams(args: argparse.Namespace) -> dict[str, Any]:
     return {"streams": args.streams, **found.summary(80.0)}
 
 
-def memory(args: argparse.Namespace) -> dict[str, Any]:
-    """Megabytes in use after each tenth of the recording."""
-    import psutil
-
-    decoder, prepared = open_both(args.run)
-    feed, used = replay_sentences(decoder, prepared), []
-    for _ in range(10):
-        time_stream(decoder, feed, args.seconds / 10, real_time=False)
-        used.append(round(psutil.Process().memory_info().rss / 1e6, 1))
-    return {"recording_s": args.seconds, "rss_mb": used, "grown_mb": round(used[-1] - used[2], 1)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["full", "streams", "memory"])
+    parser.add_argument("what", choices=["full", "streams"])
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--scores", type=Path, default=Path("../shared/real/words/t15/dev.npz"))
     parser.add_argument("--seconds", type=float, help="of recording")
@@ -160,7 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--fast", action="store_true", help="not in real time")
     args = parser.parse_args()
-    args.seconds = args.seconds or {"full": 600.0, "memory": 3600.0}.get(args.what, 60.0)
+    args.seconds = args.seconds or {"full": 600.0}.get(args.what, 60.0)
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     result = globals()[args.what](args)

@@ -1,6 +1,6 @@
 """Peak memory of each command at the size of the '25 release: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB.
 
-    python benchmarks/memory.py [--sessions 45] [--trials 240] [--steps 2] [--folder FOLDER]
+    python benchmarks/memory.py [--sessions 45] [--trials 240] [--folder FOLDER]
 
 Fabricates the recordings, runs `arcuate prepare` and `arcuate train b2t25-gru` (official batch of 64) on them in fresh
 processes, and prints the peak resident memory and the seconds of each. Needs 40 GB of disk; removes what it wrote.
@@ -41,7 +41,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=45)
     parser.add_argument("--trials", type=int, default=240)
-    parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
@@ -51,7 +50,7 @@ def main() -> None:
         shutil.rmtree(source)
         size = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
         print(f"store    {size / 1e9:.1f} GB", flush=True)
-        run("train", "b2t25-gru", "--data", store, "--run", Path(name) / "run", f"train.steps={chosen.steps}")
+        run("train", "b2t25-gru", "--data", store, "--run", Path(name) / "run", "train.steps=2")
 
 
 if __name__ == "__main__":

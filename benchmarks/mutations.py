@@ -1,6 +1,6 @@
 """Do the tests notice faults? Seeded mutations of functions that two trees share, each judged by its package's tests.
 
-    python benchmarks/mutations.py --tree OLD --tree NEW [--n 60] [--seed 0] [--minutes 6] [--json FILE]
+    python benchmarks/mutations.py --tree OLD --tree NEW [--n 60] [--seed 0] [--minutes 6]
 
 A mutation changes one comparison, operator, constant or condition of a function whose code is the same in all trees.
 It counts as caught if `pytest -x` on the tests of the package fails in a copy of the tree; a run that exceeds its time
@@ -9,7 +9,6 @@ limit counts as not caught. With one --tree, the functions of that tree are muta
 
 import argparse
 import ast
-import json
 import os
 import random
 import shutil
@@ -128,7 +127,6 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=6, help="time limit of one test run")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     trees = [tree.resolve() for tree in given.tree]
     rows = []
@@ -136,8 +134,6 @@ def main() -> None:
         caught = [is_caught(tree, mutation, given.minutes) for tree in trees]
         rows.append({"mutation": str(mutation), "caught": caught})
         print(*("caught" if c else "NOT   " for c in caught), mutation, flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(rows, indent=1))
     for tree, results in zip(trees, zip(*(row["caught"] for row in rows), strict=True), strict=True):
         print(f"{tree}: {sum(results)} of {len(results)} caught")
 

@@ -61,7 +61,7 @@ def calibrate(store: Path, run: Path, session: str, n: int = 20) -> tuple[dict[s
     return read_json(folder / "calibration.json"), folder
 
 
-def measure(out: Path, kind: str, seed: int, calibrated: tuple[int, ...]) -> dict[str, Any]:
+def measure(out: Path, kind: str, seed: int) -> dict[str, Any]:
     store, run = cohort(out, kind, seed)
     days = read_json(store / "manifest.json")["sessions"]
     new, known = [entry["name"] for entry in days[6:]], [entry["name"] for entry in days[:6]]
@@ -69,11 +69,9 @@ def measure(out: Path, kind: str, seed: int, calibrated: tuple[int, ...]) -> dic
     result: dict[str, Any] = {"seed": seed, "known": evaluate(store, run, "val", "known")["per"], "days": {}}
     for gap, session in reversed(list(zip(LATER, new, strict=True))):
         entry: dict[str, Any] = {"session": session, "adapted": pooled(adapted, [session])}
-        if gap in calibrated:
-            curve, folder = calibrate(store, run, session)
-            entry["curve"] = curve["curve"]
-            rows = evaluate(store, folder, "val", "known")["per_by_session"]
-            entry["calibrated_known"] = mean([rows[name] for name in known])
+        curve, folder = calibrate(store, run, session)
+        rows = evaluate(store, folder, "val", "known")["per_by_session"]
+        entry |= {"curve": curve["curve"], "calibrated_known": mean([rows[name] for name in known])}
         result["days"][gap] = entry
     result["still"] = pooled(evaluate(store, run, "val", "still", "--adapt"), known)
     return result
@@ -101,17 +99,14 @@ def table(results: list[dict[str, Any]]) -> str:
     for n in (0, 5, 10, 20):
         cells = [sentences(results, gap, n, floor) for gap in LATER]
         lines.append(f"| {n} calibration sentences | {cells[0]} | {cells[1]} | | |")
-    kept = [[r["days"][g]["calibrated_known"] for r in results if "curve" in r["days"][g]] for g in LATER]
-    cells = [percent(mean(values)) if values else "–" for values in kept]
+    cells = [percent(mean([r["days"][gap]["calibrated_known"] for r in results])) for gap in LATER]
     lines.append(f"| known sessions, after calibration with 20 | {cells[0]} | {cells[1]} | | |")
     return "\n".join(lines) + "\n"
 
 
 def sentences(results: list[dict[str, Any]], gap: int, n: int, floor: float) -> str:
     """Error rate after n sentences, and the fraction of the gap to known sessions that they close."""
-    curves = [r["days"][gap]["curve"] for r in results if "curve" in r["days"][gap]]
-    if not curves:
-        return "–"
+    curves = [r["days"][gap]["curve"] for r in results]
     before, after = (mean([p["per"] for curve in curves for p in curve if p["sentences"] == m]) for m in (0, n))
     closed = f" ({100 * (before - after) / (before - floor):.0f} % of the gap)" if n else ""
     return f"{percent(after)}{closed}"
@@ -127,9 +122,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of cohorts and runs")
     parser.add_argument("--kind", choices=RECIPES, default="gru", help="of encoder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--calibrate", type=int, nargs="+", default=list(LATER), help="days later to calibrate on")
     args = parser.parse_args()
-    results = [measure(args.out, args.kind, seed, tuple(args.calibrate)) for seed in args.seeds]
+    results = [measure(args.out, args.kind, seed) for seed in args.seeds]
     (args.out / f"new_days.{args.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 

@@ -371,7 +371,6 @@ def main() -> None:
     parser.add_argument("--cohorts", default=",".join(TUNED_ON), help=", ".join(COHORTS))
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--healthy", type=int, metavar="N", help="train N seeds of every healthy recipe instead")
-    parser.add_argument("--table", action="store_true", help="only summarise finished runs")
     args = parser.parse_args()
     cohorts = args.cohorts.split(",")
     if args.healthy:
@@ -385,18 +384,16 @@ def main() -> None:
         jobs = [Job(HEALTHY, cohort, seed, "off", args.out) for cohort in cohorts for seed in range(4)]
         order = product(args.arms.split(","), range(args.seeds), cohorts, chosen)
         jobs += [Job(sabotage, cohort, seed, arm, args.out) for arm, seed, cohort, sabotage in order]
-    if args.table:
-        jobs = [job for job in jobs if (job.folder / "sabotage.json").exists()]
     for cohort in cohorts:
         make_store(jobs[0].out if jobs else args.out, cohort)
     records = []
     with multiprocessing.get_context("spawn").Pool(args.jobs) if args.jobs > 1 else nullcontext() as pool:
         for record in pool.imap(run, jobs) if pool else map(run, jobs):
             records.append(record)
-            if not args.table:
-                per = "-" if record["per"] is None else f"{100 * record['per']:.1f}"
-                names = f"{record['cohort']} {record['name']} {record['seed']} {record['arm']}"
-                print(f"{names}: PER {per} {record['incidents'][-4:]} {record['error'] or ''}", flush=True)
+            names = (
+                f"{record['cohort']} {record['name']} {record['seed']} {record['arm']}: PER {percent(record['per'])}"
+            )
+            print(f"{names} {record['incidents'][-4:]} {record['error'] or ''}", flush=True)
     if args.healthy:
         touched = [r for r in records if r["incidents"]]
         print(f"{len(touched)} of {len(records)} healthy runs touched", *(r["name"] for r in touched))

@@ -49,11 +49,8 @@ PUBLISHED = {
     "power, coefficient of variation": "0.58 (0.26–1.14)",
     "time per phoneme, ms": "254 (212–318)",
     "correlation of length with phonemes": "0.92",
-    "words per sentence": "6.3",
-    "phonemes per sentence": "28.1",
-    "trial length, bins": "mean 312, median 295, max 919",
 }
-SOURCES = dict.fromkeys(list(PUBLISHED)[-6:], "T12")
+SOURCES = dict.fromkeys(list(PUBLISHED)[-3:], "T12")
 
 Summary = dict[str, str]
 
@@ -144,7 +141,7 @@ def simulated(folder: Path, seed: int) -> Summary:
     summary = describe_bins(trials)
 
     simulate(folder / "t12", layout="b2t24", n_sessions=6, n_trials=100, n_electrodes=16, seed=seed)
-    variation, lengths, phonemes, words = [], [], [], []
+    variation, lengths, phonemes = [], [], []
     for path in sorted((folder / "t12" / "competitionData" / "train").glob("*.mat")):
         mat = loadmat(path)
         blocks = mat["blockIdx"].ravel()
@@ -155,14 +152,8 @@ def simulated(folder: Path, seed: int) -> Summary:
         for cell, text in zip(cells, mat["sentenceText"], strict=True):
             lengths.append(len(cell))
             phonemes.append(len(pronounce(text.strip()).names))
-            words.append(len(text.split()))
     summary["power, coefficient of variation"] = middle(variation, 2)
     summary |= describe_timing(np.array(lengths), np.array(phonemes))
-    summary["words per sentence"] = f"{np.mean(words):.1f}"
-    summary["phonemes per sentence"] = f"{np.mean(phonemes):.1f}"
-    summary["trial length, bins"] = (
-        f"mean {np.mean(lengths):.0f}, median {np.median(lengths):.0f}, max {np.max(lengths):.0f}"
-    )
     return summary
 
 
