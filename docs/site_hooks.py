@@ -57,7 +57,7 @@ def _commands() -> str:
             for word in command.name.split():
                 found = found[word]
             lines += [f"### `arcuate {command.name}`", "", command.summary, "", "```sh"]
-            lines += [found.usage.removeprefix("Usage: "), "```", ""]
+            lines += [f"arcuate {command.name} [OPTIONS] {command.positional.upper()}".strip(), "```", ""]
             if rows := [
                 _option(argument)
                 for argument in found.assemble_argument_collection(
