@@ -56,5 +56,6 @@ def test_every_task_is_one_click_from_the_start_page(site: Path) -> None:
 def test_links_of_the_start_page_have_the_titles_of_their_pages() -> None:
     links = re.findall(r"\[([^]]*)\]\(([^)#]*\.md)\)", (ROOT / "docs" / "index.md").read_text("utf-8"))
     assert len(links) > 15
-    titles = {path: (ROOT / "docs" / path).read_text("utf-8").partition("\n")[0] for _, path in links}
-    assert [(text, titles[path]) for text, path in links if titles[path] != f"# {text}"] == []
+    pages = {path: (ROOT / "docs" / path).read_text("utf-8") for _, path in links}
+    titles = {path: re.search(r"^# ([^:\n]+)", page, re.MULTILINE)[1] for path, page in pages.items()}
+    assert [(text, titles[path]) for text, path in links if titles[path] != text] == []
