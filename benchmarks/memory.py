@@ -1,9 +1,9 @@
 """Peak memory of each command at the size of the '25 release: 45 sessions × 240 trials × 18 s × 512 channels, 20 GB.
 
-    python benchmarks/memory.py [--sessions 45] [--trials 240] [--folder FOLDER]
+    python benchmarks/memory.py [--sessions 45] [--trials 240]
 
 Fabricates the recordings, runs `arcuate prepare` and `arcuate train b2t25-gru` (official batch of 64) on them in fresh
-processes, and prints the peak resident memory and the seconds of each. Needs 40 GB of disk; removes what it wrote.
+processes, and prints the peak resident memory and the seconds of each. Needs 40 GB in TMPDIR; removes what it wrote.
 """
 
 import argparse
@@ -41,9 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=45)
     parser.add_argument("--trials", type=int, default=240)
-    parser.add_argument("--folder", type=Path, help="where to write (default: the system's temporary folder)")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
+    with tempfile.TemporaryDirectory() as name:
         source, store = Path(name) / "source", Path(name) / "store"
         make_b2t25(source, chosen.sessions, chosen.trials)
         run("prepare", source, store)

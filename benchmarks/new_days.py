@@ -8,7 +8,6 @@ in --out are not computed again, so the command can be stopped and repeated.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     args = parser.parse_args()
     results = [measure(args.out, args.kind, seed) for seed in args.seeds]
-    (args.out / f"new_days.{args.kind}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 
 
