@@ -58,7 +58,7 @@ plot_sessions(result)
 words = arcuate.decode(run, split="val")
 print(f"WER {words.wer:.1%}")
 for line in words[:5]:
-    print(f"{line.reference.text}  →  {line.text}")
+    print(f"{line.reference}  →  {line.text}")
 
 # %% [markdown]
 # Streaming: one bin of 20 ms at a time gives the same text.

@@ -30,7 +30,7 @@ def test_the_python_section_trains_evaluates_and_decodes(
     assert captured.out.startswith("PER ") and "WER " in captured.out
     assert names["result"].per >= 0.0 and len(names["words"]) > 0  # type: ignore[attr-defined, arg-type]
     final, words = names["final"], names["words"]
-    offline = next(w for w in words if w.reference.id == names["trial"].id)  # type: ignore[attr-defined]
+    offline = next(w for w in words if w.id == names["trial"].id)  # type: ignore[attr-defined]
     assert final.text == offline.text  # type: ignore[attr-defined]
 
 
