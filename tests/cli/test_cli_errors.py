@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from arcuate.cli.commands import GROUPS, SUCCESSORS
 from arcuate.config import to_yaml
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe, official_ancestor
@@ -20,6 +21,16 @@ COMMAND = [sys.executable, "-m", "arcuate"]
 def bars(text: str) -> bool:
     """Whether a progress bar was drawn."""
     return "\u2501" in text or "0/?" in text or "left" in text.split("error:")[0]
+
+
+def test_a_command_that_is_gone_names_its_successor() -> None:
+    assert_refused(arcuate("push", "runs/a"), "use export RUN hf:ORG/NAME")
+    known = {command.name for group in GROUPS.values() for command in group}
+    assert not known & set(SUCCESSORS)
+    for remedy in SUCCESSORS.values():
+        named = remedy.removeprefix("use ").split()
+        first_words = {name.split()[0] for name in known}
+        assert not remedy.startswith("use ") or named[0] in first_words or not named[0].isalpha(), remedy
 
 
 # --- extends -----------------------------------------------------------------------------------------------

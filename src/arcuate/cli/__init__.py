@@ -23,7 +23,7 @@ from cyclopts import CycloptsError
 from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
 
 from arcuate.cli.adapter import Call, load
-from arcuate.cli.commands import COMMANDS, make_app
+from arcuate.cli.commands import COMMANDS, SUCCESSORS, make_app
 from arcuate.cli.console import TrainingDisplay, emit_json, err, exit_broken_pipe, out, show_log_messages
 from arcuate.errors import TOO_LARGE, TOO_MANY_FILES, UserError, escape_controls
 from arcuate.progress import ProgressBar
@@ -91,6 +91,7 @@ def run(words: Sequence[str]) -> int:
         known = [name for name in app if not name.startswith("-")]
         close = difflib.get_close_matches(words[0], known, n=1)
         remedy = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(known)}"
+        remedy = SUCCESSORS.get(words[0], remedy)
         raise UserError(f"no command is named {words[0]!r}; {remedy}")
     try:
         function, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)

@@ -251,6 +251,25 @@ def __getattr__(name: str) -> Callable[..., Call] | App:
     return app
 
 
+# Commands of earlier snapshots, and what does the same now.
+SUCCESSORS = {
+    "average": "ema.decay=0.999 averages the weights while training",
+    "board": "use runs board",
+    "card": "use export RUN CARD.md",
+    "check-encoder": "use new check",
+    "cite": "export RUN CARD.md says what to cite",
+    "drift": "use report STORE",
+    "export-data": "use export STORE FOLDER",
+    "falcon": "use examples/falcon_h2.py",
+    "launch": "use --slurm FILE with the command itself",
+    "ledger": "use runs ledger",
+    "load": "name the model as hf:ORG/NAME in any command",
+    "push": "use export RUN hf:ORG/NAME",
+    "submit": "use decode submit",
+    "verify": "use prepare SOURCE --dry-run",
+}
+
+
 def make_app() -> App:
     """The application; the functions of its commands are imported when they are used."""
     settings: dict[str, Any] = {"default_parameter": Parameter(negative=()), "help_format": "plaintext"}
