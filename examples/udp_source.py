@@ -1,6 +1,6 @@
 """A live source that receives one bin per UDP packet: `arcuate live RUN --source examples.udp_source:Udp`.
 
-    python examples/udp_source.py 64    # sends 10 s of noise with 64 channels, to try it
+python examples/udp_source.py 64    # sends 10 s of noise with 64 channels, to try it
 """
 
 import socket

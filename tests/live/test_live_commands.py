@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -10,7 +9,10 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -256,21 +258,19 @@ def test_rescoring_needs_words(parts: dict[str, Path]) -> None:
         load_decoder(parts["model"], DecoderOptions(lm="none", llm="somewhere"))
 
 
-# --- the examples of docs/live.md ---------------------------------------------------------------------------
+# --- examples/send_bins.py ---------------------------------------------------------------------------------
 
 
-def example(containing: str, **names: str) -> str:
-    """A Python block of the page, with other values of its constants."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "live.md").read_text("utf-8"), re.S)
-    (block,) = [b for b in blocks if f"import {containing}" in b or f", {containing}" in b.split("\n")[0]]
-    found = re.search(r"^([A-Z, ]+) = (.*)$", block, re.M)
-    assert found is not None
-    values = ", ".join(repr(names[name.strip()]) for name in found.group(1).split(","))
-    return block.replace(found.group(0), f"{found.group(1)} = {values}").replace("0.02)", "0.001)")
+@pytest.fixture
+def senders(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    module = import_module("send_bins")
+    monkeypatch.setattr(module, "BIN_S", 0.001)
+    return module
 
 
-def run(code: str) -> threading.Thread:
-    thread = threading.Thread(target=lambda: exec(compile(code, "docs/live.md", "exec"), {"__name__": "x"}))
+def run(send: Callable[..., None], store: Path, *address: str) -> threading.Thread:
+    thread = threading.Thread(target=send, args=(Store.open(store), *address))
     thread.start()
     return thread
 
@@ -279,24 +279,24 @@ def expected_bins(store_path: Path) -> int:
     return next(t for t in Store.open(store_path).trials if t.split == "val").n_bins
 
 
-def test_the_redis_example_runs(redis_url: str, cohort_store: Path) -> None:
+def test_the_redis_example_runs(senders: ModuleType, redis_url: str, cohort_store: Path) -> None:
     from arcuate.live.sources.redis import RedisBins
 
     runner = runner_for(cohort_store)
     source = RedisBins(redis_url, runner.session.decoder.n_channels, runner.session.put, print)
     source.start()
-    run(example("redis", STORE=str(cohort_store), URL=redis_url, NAME="neural_bins")).join(300)
+    run(senders.send_redis, cohort_store, redis_url).join(300)
     final = wait_for(lambda: runner.events_of("final"))[0]
     source.stop()
     runner.session.stop()
     assert final["n_bins"] == expected_bins(cohort_store)
 
 
-def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
+def test_the_lsl_example_runs(senders: ModuleType, lsl, cohort_store: Path) -> None:
     from arcuate.live.sources.lsl import LslBins
 
     runner, name = runner_for(cohort_store), f"arcuate-docs-{os.getpid()}"
-    thread = run(example("pylsl", STORE=str(cohort_store), NAME=name))
+    thread = run(senders.send_lsl, cohort_store, name)
     source = LslBins(name, runner.session.decoder.n_channels, runner.session.put)
     source.start()
     thread.join(300)
@@ -306,12 +306,12 @@ def test_the_lsl_example_runs(lsl, cohort_store: Path) -> None:
     runner.session.stop()
 
 
-def test_the_websocket_example_runs(cohort_store: Path) -> None:
+def test_the_websocket_example_runs(senders: ModuleType, cohort_store: Path) -> None:
     pytest.importorskip("uvicorn", reason="the extra live is not installed")
     pytest.importorskip("websockets", reason="the extra live is not installed")
     store = Store.open(cohort_store)
     with serving(small_decoder(SEARCH, n_channels=store.n_channels, sessions=store.sessions)) as served:
-        run(example("websockets", STORE=str(cohort_store), URL=served.url("/frames"))).join(300)
+        run(senders.send_websocket, cohort_store, served.url("/frames")).join(300)
         wait_for(lambda: json.loads(served.get("/healthz")[1])["sentences"] == 1)
 
 
