@@ -99,12 +99,13 @@ def test_decode_writes_text_score_and_n_best(files: Path, tmp_path: Path, monkey
         words.to_frame()
 
 
-def test_tuned_weights_are_used_and_flagged(files: Path, tmp_path: Path, messages: list[str]) -> None:
+def test_tuned_weights_are_used_and_flagged(files: Path, tmp_path: Path) -> None:
     weights, references = tmp_path / "weights.yaml", files / "refs.jsonl"
     tuned: TunedWeights = call(files, tune, out=weights, references=references, budget=3, folds=2)
     assert tuned.cross_fit is not None and tuned.cross_fit.wer_cross_fitted is not None
     assert yaml.safe_load(weights.read_text())["tuned"]["n_trials"] == 4
-    assert any("confidences are not calibrated: 13 decoded words" in m for m in messages)
+    with pytest.raises(UserError, match="13 decoded words with references are too few"):
+        call(files, tune, references=references, budget=0, confidence=True)
     assert call(files, references=references, config=weights).tuned_on_these is True
     for folds, message in ((1, "at least 2"), (3, "at least 3 sessions")):
         with pytest.raises(UserError, match=message):

@@ -126,7 +126,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tune_calibrates_and_decode_uses_the_calibration(noisy: Path, tmp_path: Path) -> None:
     options, references = SearchOptions(lexicon=noisy / "lexicon.txt", lm=noisy / "lm.arpa"), noisy / "refs.jsonl"
     scores, weights = noisy / "scores.npz", tmp_path / "weights.yaml"
-    tuned = tune(scores, weights, options, references=references, budget=0)
+    tuned = tune(scores, weights, options, references=references, budget=0, confidence=True)
     settings, record = read_decoding_config(weights)
     assert settings == tuned.settings
     assert settings.confidence.calibrated_on == "scores.npz" and record["kept_start"]

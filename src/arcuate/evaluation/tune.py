@@ -138,12 +138,10 @@ def tune(
     references: str | Path | None = None,
     budget: float = 300.0,
     folds: int = 0,
+    confidence: bool = False,
     progress: Progress | None = None,
 ) -> TunedWeights:
     """Tune the search weights of `decode` on trials with references; write them to the YAML file `out`.
-
-    Confidences are calibrated too, for the `confidence.accuracy` of the initial weights: the fraction of accepted words
-    that should be correct.
 
     Args:
         source: RUN or RUN@CHECKPOINT, an exported model, or a file of frame scores.
@@ -152,8 +150,10 @@ def tune(
         split: Of a run or an exported model.
         data: Store of a run or an exported model; default: that of the training run.
         references: JSON lines with `text`, and with `id` if the trials have ids.
-        budget: Time budget in seconds; 0: keep the weights and only calibrate.
+        budget: Time budget in seconds; 0: keep the weights.
         folds: Also report the cross-validated WER over this many folds of sessions; 0: do not.
+        confidence: Also calibrate confidences, for the `confidence.accuracy` of the initial weights: the fraction of
+            accepted words that should be correct.
     """
     if folds == 1:
         raise UserError("--folds 1 leaves no other fold to tune on; give at least 2, or 0 for no cross-validation")
@@ -169,8 +169,8 @@ def tune(
     start = task.search.settings
     settings = start if budget <= 0 else tuner.fit()
     kept_start = settings == start
-    settings, calibrated = _calibrate(task, settings)
-    sentences = _transcribe(task, every, settings, measure=calibrated)
+    settings = _calibrate(task, settings) if confidence else settings
+    sentences = _transcribe(task, every, settings, measure=confidence)
     record = TuningRecord(
         task.description.scores,
         digest_references(task.sentences),
@@ -181,7 +181,7 @@ def tune(
         tuner.seconds,
         kept_start,
     )
-    metrics = summarise_transcripts(sentences, settings=settings if calibrated else None)
+    metrics = summarise_transcripts(sentences, settings=settings if confidence else None)
     tuned = TunedWeights(settings, record, cross_fit, metrics, target)
     if target is not None:
         noted = fields_to_dict(record) | (fields_to_dict(cross_fit) if cross_fit else {})
@@ -206,8 +206,8 @@ def _cross_fit(task: DecodingTask, n_folds: int, budget: float) -> CrossFit:
     return CrossFit(n_folds, metrics.wer, metrics.cer)
 
 
-def _calibrate(task: DecodingTask, settings: DecodingConfig) -> tuple[DecodingConfig, bool]:
-    """The settings with confidences calibrated on all trials that have a reference, if these have enough words."""
+def _calibrate(task: DecodingTask, settings: DecodingConfig) -> DecodingConfig:
+    """The settings with confidences calibrated on all trials that have a reference."""
     chosen = [i for i, s in enumerate(task.sentences) if s.reference is not None]
     sentences = _transcribe(task, chosen, settings, n_hypotheses(task.search, 2))
     found = [
@@ -216,10 +216,11 @@ def _calibrate(task: DecodingTask, settings: DecodingConfig) -> tuple[DecodingCo
     ]
     evidence = [e for e in found if e is not None]
     if (n_words := sum(len(e.correct) for e in evidence)) < MIN_WORDS:
-        logger.info(f"confidences are not calibrated: {n_words} decoded words with references are too few")
-        return settings, False
+        raise UserError(
+            f"{n_words} decoded words with references are too few to calibrate confidences; give at least {MIN_WORDS}"
+        )
     fitted = fit_confidence(evidence, settings.confidence, calibrated_on=task.description.scores)
-    return settings.model_copy(update={"confidence": fitted}), True
+    return settings.model_copy(update={"confidence": fitted})
 
 
 def _transcribe(
