@@ -161,6 +161,6 @@ def test_validation_by_both_heads_agrees_with_decode(cohort_store: Path, tmp_pat
     run = train("tiny", cohort_store, tmp_path / "run", overrides=[*SMALL, *WORDS, *BOTH, "train.steps=2"]).run
     decoded = decode(f"{run.path}@last", SearchOptions(lm=GOLDEN / "words.alm"))
     assert decoded.search.head == "both"
-    texts = {t.reference.id: t.text for t in decoded.transcripts}
+    texts = {sentence.id: sentence.text for sentence in decoded}
     for row in read_jsonl(run.predictions_file):
         assert row["decoded_text"] == texts[row["trial"]]
