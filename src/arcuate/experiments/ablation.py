@@ -18,10 +18,10 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.experiments.recipe import Recipe, diff_recipes, load_recipe
 from arcuate.experiments.seeds import seed_overrides
-from arcuate.experiments.train_many import Job, check_one_process, open_folder, train_jobs
+from arcuate.experiments.train_many import Job, check_one_process, missing_training, open_folder, train_jobs
 from arcuate.files import read_json
 from arcuate.progress import Progress
-from arcuate.run import Run, unfinished_reason
+from arcuate.run import Run
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.config import DESCRIPTIVE_KEYS
 
@@ -52,16 +52,6 @@ class Arm:
 
     def overrides(self, factors: Sequence[Factor]) -> list[str]:
         return [o for f in factors if f.name in self.changed for o in f.overrides]
-
-
-@dataclass(frozen=True)
-class ArmComparison:
-    """Comparison of two arms that differ in one factor."""
-
-    factor: str
-    direction: str  # "alone": from the baseline; "with the others": to the recipe with all factors changed
-    before: str
-    after: str
 
 
 @dataclass(frozen=True)
@@ -206,17 +196,14 @@ def arms(factors: Sequence[Factor]) -> tuple[Arm, ...]:
     return tuple(first.values())
 
 
-def arm_comparisons(factors: Sequence[Factor]) -> tuple[ArmComparison, ...]:
-    """The comparisons that isolate each factor: alone, and with all others changed."""
+def arm_pairs(factors: Sequence[Factor]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The arms, before and after, that isolate each factor: alone, and, of several, with all others changed."""
     by_set = {arm.changed: arm.name for arm in arms(factors)}
-    everything = frozenset(factor.name for factor in factors)
-    found: dict[tuple[str, str], ArmComparison] = {}
-    for name in (factor.name for factor in factors):
-        alone = ArmComparison(name, "alone", BASE, by_set[frozenset([name])])
-        others = ArmComparison(name, "with the others", by_set[everything - {name}], by_set[everything])
-        for comparison in (alone, others):
-            found.setdefault((comparison.before, comparison.after), comparison)
-    return tuple(found.values())
+    every = frozenset(factor.name for factor in factors)
+    sides = {name: dict.fromkeys([frozenset[str](), every - {name}]) for name in (factor.name for factor in factors)}
+    return {
+        name: tuple((by_set[before], by_set[before | {name}]) for before in others) for name, others in sides.items()
+    }
 
 
 # --- Checks ----------------------------------------------------------------------------------------------
@@ -301,9 +288,7 @@ def missing_reason(experiment: Experiment, cell: Cell) -> str | None:
     """Reason why a cell is excluded from the effects; None if it is included."""
     if is_scored(experiment, cell):
         return None
-    if not cell.run.recipe_file.is_file():
-        return "not trained yet"
-    return unfinished_reason(cell.run) or "not scored yet"
+    return missing_training(cell.run) or "not scored yet"
 
 
 def _score(experiment: Experiment, cell: Cell) -> None:

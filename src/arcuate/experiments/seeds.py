@@ -15,10 +15,10 @@ from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
 from arcuate.evaluation.metrics import run_rate_name
 from arcuate.experiments.recipe import Recipe, load_recipe
-from arcuate.experiments.train_many import Job, check_one_process, train_jobs
+from arcuate.experiments.train_many import Job, check_one_process, missing_training, train_jobs
 from arcuate.files import read_json, to_frame
 from arcuate.progress import Progress, counted, logger, percent
-from arcuate.run import Run, RunLike, check_run_folder, unfinished_reason
+from arcuate.run import Run, RunLike, check_run_folder
 from arcuate.training.callbacks import Stop, handle_signals
 from arcuate.training.start import check_same_recipe
 
@@ -37,9 +37,7 @@ class SeedRun:
     @property
     def missing(self) -> str | None:
         """Why it is excluded from mean and spread; None if it is trained to its end."""
-        if not self.run.recipe_file.is_file():
-            return self.error or "not started"
-        return self.error or unfinished_reason(self.run)
+        return self.error or missing_training(self.run)
 
     @property
     def best(self) -> dict[str, Any]:

@@ -51,7 +51,12 @@ class Job:
     @property
     def is_trained(self) -> bool:
         """Whether it was trained to its end: not interrupted, failed or stopped by the guard."""
-        return self.run.recipe_file.is_file() and unfinished_reason(self.run) is None
+        return missing_training(self.run) is None
+
+
+def missing_training(run: Run) -> str | None:
+    """Why a run of several is not trained to its end; None if it is."""
+    return unfinished_reason(run) if run.recipe_file.is_file() else "not started"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ p-values of all effects are Holm-adjusted together.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from arcuate.experiments.ablation import (
     AblationRuns,
     Arm,
     Experiment,
-    arm_comparisons,
+    arm_pairs,
     cells,
     is_scored,
     missing_reason,
@@ -39,7 +40,7 @@ class FactorResult:
 
     factor: str
     alone: Difference | None  # None if runs are missing
-    with_others: Difference | None  # None if runs are missing or there is only one factor
+    with_others: Difference | None = None  # None if runs are missing or there is only one factor
 
     @property
     def effects(self) -> list[Difference]:
@@ -151,11 +152,13 @@ def judge_ablation(
     arms = _read_arms(experiment, diagnose)
     complete = {a.arm: a.group for a in arms if a.group and len(a.group.scores) == experiment.n_seeds}
     whole = BASE, experiment.arms[-1].name
-    compared = dict.fromkeys([whole, *((c.before, c.after) for c in arm_comparisons(experiment.factors))])
+    isolating = arm_pairs(experiment.factors)
+    compared = dict.fromkeys([whole, *chain.from_iterable(isolating.values())])
     pairs = [(before, after) for before, after in compared if before in complete and after in complete]
     tested = differences([(complete[before], complete[after]) for before, after in pairs])
     effects = dict(zip(pairs, tested, strict=True))
-    factors, total = _judge_factors(experiment, effects), effects.get(whole)
+    factors = tuple(FactorResult(name, *map(effects.get, found)) for name, found in isolating.items())
+    total = effects.get(whole)
     verdict = _verdict_text(total, factors, [arm.arm for arm in arms if arm.arm not in complete])
     if total is not None and experiment.n_seeds == 1:
         verdict += " One run per arm: variation between seeds is not included."
@@ -187,16 +190,6 @@ def _missing(experiment: Experiment) -> tuple[str, ...]:
     """The runs that are excluded from the effects, with the reason of each."""
     found = ((cell, missing_reason(experiment, cell)) for cell in cells(experiment))
     return tuple(f"{cell.arm.name}, seed {cell.seed}: {reason}" for cell, reason in found if reason)
-
-
-def _judge_factors(experiment: Experiment, effects: Mapping[tuple[str, str], Difference]) -> tuple[FactorResult, ...]:
-    by_changes = {arm.changed: arm.name for arm in experiment.arms}
-    every = frozenset(f.name for f in experiment.factors)
-    results = []
-    for name in (f.name for f in experiment.factors):
-        with_others = effects.get((by_changes[every - {name}], by_changes[every])) if len(every) > 1 else None
-        results.append(FactorResult(name, effects.get((BASE, by_changes[frozenset([name])])), with_others))
-    return tuple(results)
 
 
 def _describe_arm(arm: Arm) -> str:
