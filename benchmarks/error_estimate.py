@@ -27,10 +27,8 @@ from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.unlabelled import (
     MEASURES,
     ErrorReference,
-    TrialEvidence,
     logit,
     make_reference,
-    mean_evidence,
     measure_trial,
 )
 from arcuate.files import read_json, read_jsonl
@@ -56,7 +54,7 @@ class Day:
     features: dict[str, float]
 
 
-def read_scored(stem: Path) -> list[tuple[str, TrialEvidence, Score]]:
+def read_scored(stem: Path) -> list[tuple[str, np.ndarray, Score]]:
     """Session, measures and errors of every trial of one file."""
     frames = read_frames(stem.with_suffix(".npz"))
     rows = list(read_jsonl(stem.with_suffix(".jsonl")))
@@ -75,13 +73,13 @@ def read_days(folder: Path) -> list[Day]:
             continue
         drift = read_json(path)
         known = read_scored(folder / f"known-{seed}")
-        reference = make_reference((e, s.errors, s.length) for _, e, s in known)
+        reference = make_reference([e for _, e, _ in known], total(s for _, _, s in known))
         assert reference is not None
         last = max(row["day"] for row in drift.values() if row["known"])
         later = read_scored(folder / f"later-{seed}")
         for session in sorted({s for s, _, _ in later}):
             own = [(e, s) for name, e, s in later if name == session]
-            change = np.subtract(mean_evidence([e for e, _ in own]), reference.means)
+            change = np.subtract(np.mean([e for e, _ in own], axis=0), reference.means)
             row = drift[session]
             features = dict(zip(MEASURES, map(float, change), strict=True)) | {name: row[name] for name in DRIFT}
             features["days"] = float(np.log1p(row["day"] - last))

@@ -12,7 +12,7 @@ from arcuate.cli.show_data import leakage_line, print_summary
 from arcuate.config import to_yaml
 from arcuate.data.prepare import prepare
 from arcuate.errors import UserError
-from arcuate.evaluation.evaluate import Evaluation, ExcludedTrials, Provenance
+from arcuate.evaluation.evaluate import Evaluation, Provenance
 from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.evaluation.trials import PhonemeMetrics
@@ -150,7 +150,7 @@ def test_one_trial_gives_no_interval() -> None:
     assert low == 0.0 and high == 0.2
     metrics = PhonemeMetrics(0.2, None, None, None, 1, 1, 10, 2, 0, 0, None, {}, {}, None, None, None)
     provenance = Provenance("r", "tiny", "val", None, "dev", "best", 1, "greedy", None, "ctc", None, None)
-    evaluation = Evaluation(Run(Path("r")), (), metrics, provenance, ExcludedTrials(0, ()))
+    evaluation = Evaluation(Run(Path("r")), (), metrics, provenance)
     assert "no interval from a single trial, on 1 val trial:" in evaluation.summary()
 
 

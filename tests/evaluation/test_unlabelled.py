@@ -10,6 +10,7 @@ import pytest
 from arcuate.data.store import Store
 from arcuate.errors import UserError
 from arcuate.evaluation.evaluate import evaluate
+from arcuate.evaluation.metrics import Score
 from arcuate.evaluation.unlabelled import (
     MEASURES,
     ErrorReference,
@@ -31,45 +32,37 @@ def frames(path: list[int], certainty: float, n_classes: int = 5) -> np.ndarray:
 
 
 def test_measures_of_a_trial() -> None:
-    log_probs = frames([0, 1, 1, 0, 2, 0, 2, 3], 0.9)
+    log_probs = frames([0, 1, 1, 0, 2, 0, 2, 3], 0.9)  # 4 tokens
     log_probs[1] = frames([1], 0.6)[0]  # the token's other frame is more certain
-    found = measure_trial(log_probs)
-    assert found.n_tokens == 4  # 1, 2, 2, 3
-    assert found.token_peak == pytest.approx(np.log(0.9))
-    assert found.peak == pytest.approx((7 * np.log(0.9) + np.log(0.6)) / 8)
-    assert found.token_rate == pytest.approx(np.log(4.5 / 8))
-    flat = measure_trial(np.log(np.full((6, 5), 0.2)))
-    assert flat.entropy == pytest.approx(1.0)
-    assert flat.entropy > found.entropy > measure_trial(frames([0, 1, 2], 0.999)).entropy
+    entropy, *others = measure_trial(log_probs).tolist()
+    peak = (7 * np.log(0.9) + np.log(0.6)) / 8
+    assert others == pytest.approx([peak, np.log(0.9), np.log(0.9), np.log(4.5 / 8)])
+    flat = measure_trial(np.log(np.full((6, 5), 0.2)))[0]
+    assert flat == pytest.approx(1.0) and flat > entropy > measure_trial(frames([0, 1, 2], 0.999))[0]
 
 
-def test_extreme_frames_are_measured() -> None:
-    assert measure_trial(np.zeros((0, 5))).n_tokens == 0
-    certain = np.where(np.eye(5)[[0, 1]] > 0, 0.0, -np.inf)
-    values = measure_trial(certain)
-    assert all(np.isfinite(getattr(values, name)) for name in MEASURES)
-    assert measure_trial(frames([0, 0, 0], 0.9)).n_tokens == 0
+@pytest.mark.parametrize("log_probs", [np.zeros((0, 5)), np.where(np.eye(5)[:2] > 0, 0.0, -np.inf), np.zeros((3, 5))])
+def test_extreme_frames_are_measured(log_probs: np.ndarray) -> None:
+    measures = measure_trial(log_probs)
+    assert measures.shape == (len(MEASURES),) and np.isfinite(measures).all()
 
 
 def test_estimate_is_the_reference_for_equal_trials_and_higher_for_less_certain_ones() -> None:
-    rng = np.random.default_rng(0)
-    paths = [rng.integers(0, 5, 40).tolist() for _ in range(12)]
-    known = [(measure_trial(frames(path, 0.95)), 4, 40) for path in paths]
-    reference = make_reference(known)
-    assert reference is not None and reference.error_rate == pytest.approx(0.1)
-    same = estimate_error([evidence for evidence, _, _ in known], reference)
-    assert same is not None and same.error_rate == pytest.approx(0.1)
-    assert 0 < same.low < same.error_rate < same.high < 1
-    worse = [estimate_error([measure_trial(frames(p, c)) for p in paths], reference) for c in (0.9, 0.7, 0.5)]
-    rates = [w.error_rate for w in worse if w is not None]
-    assert same.error_rate < rates[0] < rates[1] < rates[2]
+    paths = np.random.default_rng(0).integers(0, 5, (12, 40)).tolist()
+    known = [measure_trial(frames(path, 0.95)) for path in paths]
+    reference = make_reference(known, Score(20, 10, 18, 480))
+    assert reference is not None
+    found = [estimate_error([measure_trial(frames(p, c)) for p in paths], reference) for c in (0.95, 0.9, 0.7, 0.5)]
+    rates = [estimate.error_rate for estimate in found if estimate is not None]
+    assert rates[0] == pytest.approx(0.1) and rates == sorted(set(rates)) and len(rates) == 4
+    assert all(0 < e.low < e.error_rate < e.high < 1 for e in found if e is not None)
 
 
 def test_too_few_trials_give_no_estimate() -> None:
     one = measure_trial(frames([0, 1, 2], 0.9))
-    assert make_reference([(one, 1, 3)] * 2) is None
-    assert make_reference([(one, 0, 0)] * 5) is None
-    reference = make_reference([(one, 0, 3)] * 5)
+    assert make_reference([one] * 2, Score(2, 0, 0, 6)) is None
+    assert make_reference([one] * 5, Score(0, 0, 0, 0)) is None
+    reference = make_reference([one] * 5, Score(0, 0, 0, 15))
     assert reference is not None and estimate_error([one, one], reference) is None
     found = estimate_error([one] * 3, reference)
     assert found is not None and 0 < found.error_rate < 0.01  # no error in the reference

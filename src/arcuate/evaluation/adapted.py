@@ -13,10 +13,9 @@ from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
-from arcuate.decoding.hypothesis import greedy
 from arcuate.evaluation.metrics import Score, score, total
 from arcuate.evaluation.significance import Difference, score_difference
-from arcuate.evaluation.trials import TokenSearch, TrialResult
+from arcuate.evaluation.trials import TokenSearch, TrialResult, search_trial
 from arcuate.evaluation.unlabelled import ErrorEstimate, ErrorReference, estimate_error, measure_trial
 from arcuate.files import fields_to_dict
 from arcuate.models.layout import Frames
@@ -85,24 +84,15 @@ def adapt_trial(
     search = search or TokenSearch()
     bins = normalised_bins(adapter, store, trial)
     log_probs = compute_log_probs(adapter.adapted_model(state), bins)
-    tokens = search(Frames(log_probs))
+    result = search_trial(search, trial, Frames(log_probs))
     unadapted = compute_log_probs(adapter.unadapted_model(state), bins)
     started, before = time.process_time(), state
-    label = tokens if labeller is None else tuple(labeller(log_probs))
+    label = result.tokens if labeller is None else tuple(labeller(log_probs))
     state, fallback = adapter.update(state, DecodedTrial(bins, log_probs, label), unadapted)
     seconds = time.process_time() - started
-    reference = trial.tokens
-    result = TrialResult(
-        trial,
-        tokens,
-        score(reference, tokens) if reference is not None else None,
-        None,
-        log_probs,
-        greedy_score=score(reference, greedy(log_probs)) if reference is not None and search.is_ctc_beam else None,
-    )
     adapted = AdaptedTrial(
         result,
-        unadapted=score(reference, search(Frames(unadapted))) if reference is not None else None,
+        unadapted=score(trial.tokens, search(Frames(unadapted))) if trial.tokens is not None else None,
         confidence=confidence(log_probs),
         updated=state.n_steps > before.n_steps,
         fallback=fallback,

@@ -19,7 +19,7 @@ from arcuate.decoding.load import choose_head
 from arcuate.decoding.transducer import TRANSDUCER_BEAM
 from arcuate.errors import UserError
 from arcuate.evaluation.adapted import AdaptationSummary, adapt_sessions, summarise_adaptation
-from arcuate.evaluation.metrics import words_per_minute
+from arcuate.evaluation.metrics import total, words_per_minute
 from arcuate.evaluation.trials import (
     PhonemeMetrics,
     TrialResult,
@@ -33,7 +33,6 @@ from arcuate.evaluation.unlabelled import (
     MIN_TRIALS,
     ErrorEstimate,
     ErrorReference,
-    TrialEvidence,
     estimate_error,
     make_reference,
     measure_trial,
@@ -64,7 +63,7 @@ class Evaluation:
     trials: tuple[TrialResult, ...]
     metrics: PhonemeMetrics
     provenance: "Provenance"
-    excluded: "ExcludedTrials"
+    left_out: tuple[TrialInfo, ...] = ()  # trials of the split in sessions that the model has no layer for
     classes: tuple[str, ...] = CLASSES  # alphabet of the model
     delay_ms: float | None = None  # algorithmic delay of the model; None if it is not causal
     error_reference: ErrorReference | None = None  # of the labelled trials
@@ -152,7 +151,7 @@ class Evaluation:
             "error_reference": None if self.error_reference is None else self.error_reference.to_dict(),
             **({} if self.estimate is None else {"estimate": self.estimate.to_dict()}),
             **({} if self.adaptation is None else self.adaptation.to_dict()),
-            "left_out": {"trials": self.excluded.n_trials, "sessions": list(self.excluded.sessions)},
+            "left_out": {"trials": len(self.left_out), "sessions": _sessions(self.left_out)},
         }
 
     def to_frame(self) -> Any:
@@ -179,14 +178,6 @@ class Provenance:
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "beam" or value is not None}
-
-
-@dataclass(frozen=True)
-class ExcludedTrials:
-    """Trials of the split in sessions that the model has no layer for."""
-
-    n_trials: int
-    sessions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -252,7 +243,7 @@ def evaluate(
         tuple(scored.results),
         summarise(scored.results),
         find_provenance(scored, split, label),
-        ExcludedTrials(0, ()) if adapt else _excluded_trials(scored.store, split, config),
+        () if adapt else _left_out(scored.store, split, config),
         config.classes,
         model_delay(scored.model).total_ms if config.settings.encoder.causal else None,
         reference,
@@ -269,8 +260,7 @@ def _estimate_error(
     scored: ScoredSplit, split: str, progress: Progress | None
 ) -> tuple[ErrorReference | None, ErrorEstimate | None]:
     """Reference of the labelled trials, and estimated error rate of the others."""
-    own = labelled_evidence(scored.results)
-    reference = None if split == "train" else make_reference(own)
+    reference = None if split == "train" else _labelled_reference(scored.results)
     unlabelled = [measure_trial(r.log_probs) for r in scored.results if r.score is None and r.log_probs is not None]
     if len(unlabelled) < MIN_TRIALS:
         return reference, None
@@ -278,13 +268,9 @@ def _estimate_error(
     return reference, None if known is None else estimate_error(unlabelled, known)
 
 
-def labelled_evidence(results: Sequence[TrialResult]) -> list[tuple[TrialEvidence, int, int]]:
-    """Measures, errors and reference lengths of decoded trials with labels."""
-    return [
-        (measure_trial(r.log_probs), r.score.errors, r.score.length)
-        for r in results
-        if r.score is not None and r.log_probs is not None
-    ]
+def _labelled_reference(results: Sequence[TrialResult]) -> ErrorReference | None:
+    scored = [(r.log_probs, r.score) for r in results if r.score is not None and r.log_probs is not None]
+    return make_reference([measure_trial(log_probs) for log_probs, _ in scored], total(counts for _, counts in scored))
 
 
 def find_error_reference(source: ModelSource, model: Model, progress: Progress | None = None) -> ErrorReference | None:
@@ -299,7 +285,7 @@ def find_error_reference(source: ModelSource, model: Model, progress: Progress |
     chosen = [t for t in trials if t.tokens is not None][:: max(1, len(trials) // _REFERENCE_TRIALS)]
     batch_size = settings.validate_.batch_size
     results = decode_trials(model, store, chosen, batch_size=batch_size, keep_log_probs=True, progress=progress)
-    return make_reference(labelled_evidence(results))
+    return _labelled_reference(results)
 
 
 def score_split(
@@ -453,35 +439,33 @@ def select_trials(
     count_frames = settings.front_end.patch.count_frames
     trials = select_split(store, settings.data, count_frames, split, known) if known else ()
     if with_new_sessions:
-        new = [t for t in _split_trials(store, split) if t.session not in config.sessions]
-        trials = (*trials, *(t for t in new if t.usable or split != "train"))
+        trials = (*trials, *(t for t in _left_out(store, split, config) if t.usable or split != "train"))
     if not trials:
         where = "" if with_new_sessions else " in the sessions of this model"
         raise UserError(f"{store.path.name} has no {split} trials{where}")
     return trials
 
 
-def _split_trials(store: Store, split: str) -> list[TrialInfo]:
-    """Stored trials of a split; `dev` is a part of the training trials."""
+def _left_out(store: Store, split: str, config: ModelConfig) -> tuple[TrialInfo, ...]:
+    """Trials of a split in sessions that are unknown to the model; `dev` is a part of the training trials."""
     stored = "train" if split == "dev" else split
-    return [t for t in store.trials if t.split == stored]
+    return tuple(t for t in store.trials if t.split == stored and t.session not in config.sessions)
 
 
-def _excluded_trials(store: Store, split: str, config: ModelConfig) -> ExcludedTrials:
-    unknown = [t.session for t in _split_trials(store, split) if t.session not in config.sessions]
-    return ExcludedTrials(len(unknown), tuple(dict.fromkeys(unknown)))
+def _sessions(trials: Sequence[TrialInfo]) -> list[str]:
+    return list(dict.fromkeys(t.session for t in trials))
 
 
 def _log_differences(source: ModelSource, store: Store, split: str, config: ModelConfig) -> None:
     """Report content that differs from the training data, and sessions that are unknown to the model."""
     if differ := _changed_splits(source, store):
         logger.info(f"the {' and '.join(differ)} trials of {store.path} differ from those the run was trained with")
-    excluded = _excluded_trials(store, split, config)
-    if excluded.n_trials:
-        names = ", ".join(excluded.sessions[:3]) + (" …" if len(excluded.sessions) > 3 else "")
-        trials = counted(excluded.n_trials, f"{split} trial")
+    if excluded := _left_out(store, split, config):
+        sessions = _sessions(excluded)
+        names = ", ".join(sessions[:3]) + (" …" if len(sessions) > 3 else "")
         logger.info(
-            f"{trials} in {counted(len(excluded.sessions), 'session')} unknown to the model excluded: {names};"
+            f"{counted(len(excluded), f'{split} trial')} in {counted(len(sessions), 'session')} unknown to the model"
+            f" excluded: {names};"
             " evaluate them with --adapt, or calibrate the model"
         )
 

@@ -1,7 +1,7 @@
 """Decode the trials of a store to phonemes: scores, their summary, and the result files in the run folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ class TrialResult:
     trial: TrialInfo
     tokens: tuple[int, ...]
     score: Score | None  # None for a trial without a label
-    loss: float | None
-    log_probs: np.ndarray | None  # (F, V) of the CTC head, with keep_log_probs
+    loss: float | None = None
+    log_probs: np.ndarray | None = None  # (F, V) of the CTC head, with keep_log_probs
     losses: dict[str, float] | None = None  # by head
     greedy_score: Score | None = None  # score of the greedy search, if `score` is of another search
     encoded: np.ndarray | None = None  # (F, D) encoder outputs, with keep_frames
@@ -118,34 +118,36 @@ def decode_trials(
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
-            losses, by_head = None, {}
-            if loss is not None:
-                by_head = compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
-                losses = weighted_loss(by_head, loss).tolist() if by_head else None
+            by_head = {} if loss is None else compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
+            losses = weighted_loss(by_head, loss).tolist() if loss is not None and by_head else None
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
-            n_frames = outputs.n_frames.tolist()
             needs_frames = keep_frames or search.transducer is not None
             encoded = outputs.frames.float().cpu().numpy() if needs_frames else None
-            for row, index in enumerate(chosen):
-                trial, logp = trials[index], log_probs[row, : n_frames[row]]
-                own = None if encoded is None else encoded[row, : len(logp)]
-                tokens = search(Frames(logp, own))
-                results[index] = TrialResult(
-                    trial,
-                    tokens,
-                    score(trial.tokens, tokens) if trial.tokens is not None else None,
-                    losses[row] if losses is not None and trial.tokens is not None else None,
-                    logp.copy() if keep_log_probs else None,
-                    {head: float(values[row]) for head, values in by_head.items()},
-                    score(trial.tokens, greedy(logp)) if trial.tokens is not None and search.is_ctc_beam else None,
-                    own.copy() if own is not None and keep_frames else None,
-                    tuple(modes[row]) if modes is not None else None,
+            for row, (index, n) in enumerate(zip(chosen, outputs.n_frames.tolist(), strict=True)):
+                frames = Frames(log_probs[row, :n], None if encoded is None else encoded[row, :n])
+                found = search_trial(search, trials[index], frames)
+                results[index] = replace(
+                    found,
+                    loss=None if losses is None or found.score is None else losses[row],
+                    losses={head: float(values[row]) for head, values in by_head.items()},
+                    mode=None if modes is None else tuple(modes[row]),
+                    log_probs=frames.log_probs.copy() if keep_log_probs else None,
+                    encoded=frames.encoded.copy() if keep_frames and frames.encoded is not None else None,
                 )
             if progress:
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
+
+
+def search_trial(search: TokenSearch, trial: TrialInfo, frames: Frames) -> TrialResult:
+    """Decode and score the frames of one trial."""
+    tokens, reference = search(frames), trial.tokens
+    if reference is None:
+        return TrialResult(trial, tokens, None, log_probs=frames.log_probs)
+    by_greedy = score(reference, greedy(frames.log_probs)) if search.is_ctc_beam else None
+    return TrialResult(trial, tokens, score(reference, tokens), log_probs=frames.log_probs, greedy_score=by_greedy)
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,12 @@ class PhonemeMetrics:
 
 def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> PhonemeMetrics:
     """Error counts and rates of decoded trials."""
-    scored = [r for r in results if r.score is not None]
-    scores = [r.score for r in scored if r.score is not None]
-    losses = [r.loss for r in scored if r.loss is not None]
-    greedy_scores = [r.greedy_score for r in scored if r.greedy_score is not None]
-    with_mode = [r for r in results if r.trial.mode in MODES]
-    predicted = bool(with_mode) and all(r.mode is not None for r in with_mode)
+    scored = [(r, r.score) for r in results if r.score is not None]
+    scores = [counts for _, counts in scored]
+    losses = [r.loss for r, _ in scored if r.loss is not None]
+    greedy_scores = [r.greedy_score for r, _ in scored if r.greedy_score is not None]
+    with_mode = [(r, counts) for r, counts in scored if r.trial.mode in MODES]
+    any_mode = any(r.trial.mode in MODES for r in results)
     counts = total(scores)
     return PhonemeMetrics(
         counts.rate,
@@ -203,20 +205,25 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> Phonem
         counts.insertions,
         counts.deletions,
         float(np.mean(losses)) if losses else None,
-        rates_by_group((r.trial.session, r.score) for r in scored if r.score),
-        rates_by_group((_block(r), r.score) for r in scored if r.score),
-        rates_by_group((r.trial.mode, r.score) for r in with_mode if r.score) if with_mode else None,
-        float(np.mean([r.predicted_mode == r.trial.mode for r in with_mode])) if predicted else None,
-        _pooled_mode_accuracy(with_mode) if predicted else None,
+        rates_by_group((r.trial.session, counts) for r, counts in scored),
+        rates_by_group((_block(r), counts) for r, counts in scored),
+        rates_by_group((r.trial.mode, counts) for r, counts in with_mode) if any_mode else None,
+        *_mode_accuracy(results),
     )
 
 
-def _pooled_mode_accuracy(results: Sequence[TrialResult]) -> float:
-    """Accuracy if one mode is predicted per block, from the summed log-probabilities of its trials."""
+def _mode_accuracy(results: Sequence[TrialResult]) -> tuple[float | None, float | None]:
+    """Accuracy of the predicted modes, by trial and by block from the summed log-probabilities of its trials."""
+    known = [r for r in results if r.trial.mode in MODES]
+    if not known or any(r.mode is None for r in known):
+        return None, None
     by_block: dict[str, np.ndarray] = {}
-    for r in results:
+    for r in known:
         by_block[_block(r)] = by_block.get(_block(r), 0) + np.array(r.mode)
-    return float(np.mean([MODES[int(by_block[_block(r)].argmax())] == r.trial.mode for r in results]))
+    right = [r.predicted_mode == r.trial.mode for r in known]
+    return float(np.mean(right)), float(
+        np.mean([MODES[int(by_block[_block(r)].argmax())] == r.trial.mode for r in known])
+    )
 
 
 def _block(result: TrialResult) -> str:

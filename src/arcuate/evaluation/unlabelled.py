@@ -10,7 +10,7 @@ The weights and the width of the interval come from simulated later days, `pytho
 which prints them; docs/evaluation.md gives error and coverage on days that were not used.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,31 +18,23 @@ import numpy as np
 
 from arcuate.decoding.hypothesis import token_spans
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict, read_json
+from arcuate.evaluation.metrics import Score
+from arcuate.files import fields_to_dict, finite_number, read_json
 from arcuate.progress import counted, percent
 from arcuate.run import Run
 
-MEASURES = ("entropy", "peak", "token_peak", "worst_token", "token_rate")
+MEASURES = (
+    "entropy",  # mean entropy of a frame in nats / log of the number of classes
+    "peak",  # mean log-probability of the best class of a frame
+    "token_peak",  # mean over decoded tokens of the highest log-probability of the token
+    "worst_token",  # lowest decile of these
+    "token_rate",  # log of decoded tokens per frame
+)
 MIN_TRIALS = 3
 # Written by `python benchmarks/error_estimate.py fit`.
 WEIGHTS = (5.331, -4.018, -1.732, -1.516, -2.002)
 LOWER, UPPER = 0.300, 0.281  # distances of the bounds from the estimate on the logit scale that cover 90 % of the days
 _FLOOR = 0.002  # error rates are clipped to [this, 1 - this] before the logit
-
-
-@dataclass(frozen=True)
-class TrialEvidence:
-    """Measures of one decoded trial that need no label."""
-
-    entropy: float  # mean entropy of a frame in nats / log of the number of classes
-    peak: float  # mean log-probability of the best class of a frame
-    token_peak: float  # mean over decoded tokens of the highest log-probability of the token
-    worst_token: float  # lowest decile of these
-    token_rate: float  # log of decoded tokens per frame
-    n_tokens: int  # decoded
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 @dataclass(frozen=True)
@@ -78,49 +70,37 @@ class ErrorEstimate:
         return fields_to_dict(self)
 
 
-def measure_trial(log_probs: np.ndarray) -> TrialEvidence:
-    """Measures of the frame log-probabilities (F, V) of one trial; F may be 0."""
+def measure_trial(log_probs: np.ndarray) -> np.ndarray:
+    """`MEASURES` of the frame log-probabilities (F, V) of one trial; F may be 0."""
     n_frames, n_classes = log_probs.shape
+    chance = -np.log(n_classes)
     if not n_frames:
-        return TrialEvidence(1.0, -np.log(n_classes), -np.log(n_classes), -np.log(n_classes), np.log(0.01), 0)
+        return np.array([1.0, chance, chance, chance, np.log(0.01)])
     values = np.maximum(log_probs.astype(np.float64), -50.0)
-    best = values.argmax(1)
-    peaks = values[np.arange(n_frames), best]
+    peaks = values.max(1)
     tokens = [peaks[span.first : span.first + span.n_frames].max() for span in token_spans(values)]
-    certain = np.array(tokens) if tokens else np.array([-np.log(n_classes)])
-    return TrialEvidence(
-        float(-(np.exp(values) * values).sum(1).mean() / np.log(n_classes)),
-        float(peaks.mean()),
-        float(certain.mean()),
-        float(np.quantile(certain, 0.1)),
-        float(np.log((len(tokens) + 0.5) / n_frames)),
-        len(tokens),
-    )
+    certain = np.array(tokens or [chance])
+    entropy = (np.exp(values) * values).sum(1).mean() / chance
+    rate = np.log((len(tokens) + 0.5) / n_frames)
+    return np.array([entropy, peaks.mean(), certain.mean(), np.quantile(certain, 0.1), rate])
 
 
-def mean_evidence(trials: Collection[TrialEvidence]) -> tuple[float, ...]:
-    """Means of `MEASURES` over trials."""
-    return tuple(float(np.mean([getattr(t, name) for t in trials])) for name in MEASURES)
-
-
-def make_reference(trials: Iterable[tuple[TrialEvidence, int, int]]) -> ErrorReference | None:
-    """Reference of labelled trials (evidence, errors, reference length); None for too few of them."""
-    rows = list(trials)
-    length = sum(n for _, _, n in rows)
-    if len(rows) < MIN_TRIALS or not length:
+def make_reference(evidence: Collection[np.ndarray], errors: Score) -> ErrorReference | None:
+    """Reference of labelled trials, from their `MEASURES` and summed errors; None for too few of them."""
+    if len(evidence) < MIN_TRIALS or errors.rate is None:
         return None
-    rate = min(sum(errors for _, errors, _ in rows) / length, 1.0)
-    return ErrorReference(rate, len(rows), mean_evidence([evidence for evidence, _, _ in rows]))
+    means = np.mean(list(evidence), axis=0)
+    return ErrorReference(min(errors.rate, 1.0), len(evidence), tuple(means.tolist()))
 
 
-def estimate_error(trials: Collection[TrialEvidence], reference: ErrorReference) -> ErrorEstimate | None:
-    """Error rate of trials without labels; None for fewer than `MIN_TRIALS`."""
-    if len(trials) < MIN_TRIALS:
+def estimate_error(evidence: Collection[np.ndarray], reference: ErrorReference) -> ErrorEstimate | None:
+    """Error rate of trials without labels from their `MEASURES`; None for fewer than `MIN_TRIALS`."""
+    if len(evidence) < MIN_TRIALS:
         return None
-    change = np.subtract(mean_evidence(trials), reference.means) @ np.array(WEIGHTS)
+    change = np.subtract(np.mean(list(evidence), axis=0), reference.means) @ np.array(WEIGHTS)
     centre = logit(reference.error_rate) + float(change)
     rate, low, high = (float(1 / (1 + np.exp(-value))) for value in (centre, centre - LOWER, centre + UPPER))
-    return ErrorEstimate(rate, low, high, len(trials), reference)
+    return ErrorEstimate(rate, low, high, len(evidence), reference)
 
 
 def read_reference(run: Run) -> ErrorReference | None:
@@ -133,11 +113,11 @@ def read_reference(run: Run) -> ErrorReference | None:
         if not isinstance(stored, dict):
             continue
         means = stored.get("means")
-        numbers = [stored.get("error_rate"), stored.get("n_trials"), *(means if isinstance(means, list) else ())]
-        finite = [float(n) for n in numbers if isinstance(n, int | float) and np.isfinite(n)]
-        if len(finite) != len(numbers) or len(finite) != 2 + len(MEASURES):
+        given = (stored.get("error_rate"), stored.get("n_trials"), *(means if isinstance(means, list) else ()))
+        numbers = [number for value in given if (number := finite_number(value)) is not None]
+        if len(numbers) != len(given) or len(numbers) != 2 + len(MEASURES):
             raise UserError(f"{file}: error_reference is damaged; evaluate the run again")
-        return ErrorReference(finite[0], int(finite[1]), tuple(finite[2:]))
+        return ErrorReference(numbers[0], int(numbers[1]), tuple(numbers[2:]))
     return None
 
 

@@ -16,7 +16,7 @@ from arcuate.data.trial import BIN_SECONDS
 from arcuate.decoding.decoder import Decoder
 from arcuate.decoding.hypothesis import Hypothesis, Partial, word_alternatives
 from arcuate.evaluation.metrics import align_words
-from arcuate.evaluation.unlabelled import ErrorReference, TrialEvidence, estimate_error, measure_trial
+from arcuate.evaluation.unlabelled import ErrorReference, estimate_error, measure_trial
 from arcuate.live.input import Mark
 from arcuate.live.options import LiveOptions
 
@@ -56,7 +56,7 @@ class Endpointer:
         self._reference: str | None = None
         self._totals = {"n_errors": 0, "n_words": 0, "n_sentences": 0}  # sums over sentences with a reference
         self.error_reference = error_reference  # of labelled trials, with which sentences are compared
-        self._evidence: deque[TrialEvidence] = deque(maxlen=_ESTIMATE_SENTENCES)
+        self._evidence: deque[np.ndarray] = deque(maxlen=_ESTIMATE_SENTENCES)
         self._stride = decoder.layout.stride
         self._frame_s = self._stride * BIN_SECONDS
         self.state: Literal["closed", "listening", "speaking"] = "listening"
