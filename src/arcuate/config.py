@@ -125,9 +125,6 @@ def _parse_override(override: str) -> tuple[str, Any]:
         raise UserError(f"override {override!r} is not of the form key.sub=value, such as train.steps=200")
     try:
         value = parse_yaml(text)
-    except DeceptiveValue as error:
-        problem = str(error).removesuffix(" (line 1)")
-        raise UserError(f"override {override!r}: {problem}") from None
     except ValueError:
         value = text
     if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
@@ -306,33 +303,28 @@ def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 _MAX_YAML_CHARACTERS = 500_000
 _MAX_YAML_DEPTH = 50
-# what YAML 1.1 reads as another value than it looks like, with the remedy
-_DECEPTIVE = {
-    re.compile("yes|no|on|off", re.IGNORECASE): "write true or false",
-    re.compile(r"[-+]?0[0-7_]+"): "YAML reads it as an octal number; leave out the zeros in front",
-    re.compile(
-        r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
-    ): "YAML reads it as a number to the base 60; write the number",
+_SCALARS = {  # tag -> first characters and form; YAML 1.1 reads more, such as `no` as false and 010 as eight
+    "null": ("~nN", "~|null|Null|NULL|"),
+    "bool": ("tTfF", "true|True|TRUE|false|False|FALSE"),
+    "int": ("-+0123456789", "[-+]?(0|[1-9][0-9_]*)"),
+    "float": ("-+.0123456789", r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?|[-+]?\.inf|\.nan"),
 }
-
-
-class DeceptiveValue(ValueError):
-    """Raised for a value that YAML 1.1 would silently read as another one."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Constructs numbers, text, lists and mappings; a date is text, and a key that is given twice an error."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        start: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(("timestamp", "merge"))]
-        for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if duplicates := [key for key, n in keys.items() if n > 1]:
             raise ValueError(f"{duplicates[0]!r} is given twice; keep one of them")
         return cast(dict[Any, Any], super().construct_mapping(node, deep))
+
+
+for _tag, (_first, _form) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_form})$"), [*_first, ""])
 
 
 def parse_yaml(text: str) -> Any:
@@ -377,9 +369,6 @@ def _check_event(event: yaml.Event) -> None:
         has_null = True
     if has_null:
         raise ValueError(f"text contains a character that no path can have{where}")
-    for pattern, remedy in _DECEPTIVE.items():
-        if event.implicit[0] and pattern.fullmatch(event.value):
-            raise DeceptiveValue(f"{event.value}: {remedy}, or put text in quotes{where}")
 
 
 def _line(mark: Any) -> str:

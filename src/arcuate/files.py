@@ -51,18 +51,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Temporary path that is renamed to `path` on success; used with libraries that write files themselves."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        _open_new(temporary).close()
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _open_new(path: Path) -> BinaryIO:
     """Create a temporary file. One left by a killed process is removed; a link is never followed (O_EXCL)."""
     path.unlink(missing_ok=True)
@@ -172,17 +160,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 def explain_write_error(error: OSError, path: Path) -> UserError:
     """The message for a failed write to `path`, after the incomplete files were removed."""
     if error.errno in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
         return UserError(f"{path} cannot be written: too many files are open; {TOO_MANY_FILES}")
     if error.errno == errno.EFBIG:
         return UserError(f"{path} cannot be written: a file is too large; {TOO_LARGE} (incomplete files were removed)")
-    if error.errno in DISK_FULL or "No space left" in str(error):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return UserError(f"the disk is full; free some space and write {path} again (incomplete files were removed)")
     reason = error.strerror or " ".join(str(error).split())
     return UserError(f"cannot write {path}: {reason}; check the folder and its permissions")
@@ -206,9 +190,11 @@ _MAX_START = 2**20  # bytes; enough for the first line of a file of decodings
 DECODINGS = OutputKind(re.compile(rb'\{"id": [^\n]*"nbest": \['), "decodings.jsonl")
 FRAME_SCORES = OutputKind(re.compile(rb"PK\x03\x04.{26}logp\.npy", re.DOTALL), "scores.npz")
 WEIGHTS = OutputKind(re.compile(rb"weights:\s|beam: \d"), "weights.yaml")
+PAGE = OutputKind(re.compile(b"<!doctype html", re.IGNORECASE), "page.html")
+DIARY = OutputKind(re.compile(b"# Run diary", re.IGNORECASE), "DIARY.md")
 
 
-def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKind | None = None) -> None:
+def check_writable(path: Path | str | None, *inputs: Path | str | None, kind: OutputKind | None = None) -> None:
     """Check before a long computation that `path` can be written after it, and is not one of its inputs.
 
     With `kind`, an existing file is replaced only if it is an earlier output of that kind: a mistake such as `--scores
@@ -216,7 +202,7 @@ def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKi
     """
     if path is None:
         return
-    target = _resolve_target(path)
+    target = _resolve_target(Path(path))
     for given in inputs:
         if given is not None and target.exists() and Path(given).exists() and target.samefile(given):
             raise UserError(f"{path} is an input of this command; give another file to write to")
@@ -229,18 +215,6 @@ def check_writable(path: Path | None, *inputs: Path | str | None, kind: OutputKi
         raise UserError(f"{path} cannot be written: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{path} cannot be written: no permission to write in {folder}")
-
-
-def check_output(path: str | Path | None, begins: str, example: str) -> None:
-    """Check that `path` is new, empty or an earlier output, which starts with the text `begins`."""
-    if path is None:
-        return
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give a file to write to, such as {path / example}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file; give another to write to, such as {example}")
-    check_writable(path, kind=OutputKind(re.compile(re.escape(begins.encode()), re.IGNORECASE), example))
 
 
 def _resolve_target(path: Path) -> Path:

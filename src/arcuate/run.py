@@ -116,12 +116,6 @@ def open_run(run: RunLike) -> Run:
     return Run(path)
 
 
-def has_checkpoint(run: RunLike, which: str = "best") -> bool:
-    """Whether `find_checkpoint` finds a model."""
-    path = local_path(run)
-    return any((folder / "model.safetensors").is_file() for folder in (path, path / "checkpoints" / which))
-
-
 def find_checkpoint(run: RunLike, which: str = "best") -> Path:
     """The model folder in a run (its best checkpoint, or another one by name), or the folder itself."""
     path = local_path(run)

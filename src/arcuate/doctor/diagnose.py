@@ -19,7 +19,7 @@ from arcuate.doctor.measurements import Measurements
 from arcuate.doctor.remedy import Remedy, make_remedy
 from arcuate.doctor.rules import apply_rules, secondary_verdicts
 from arcuate.errors import UserError
-from arcuate.files import check_output, fields_to_dict, write_text
+from arcuate.files import PAGE, check_writable, fields_to_dict, write_text
 from arcuate.progress import Progress, percent
 
 # If several verdicts apply, the first of them in this order is the primary one.
@@ -111,7 +111,7 @@ def diagnose(
     arcuate run, `check_store` searches its store (`data`, if it was moved) for faults, and `check_labels` also decodes
     the training trials with the best checkpoint to find those with a wrong label.
     """
-    check_output(html, "<!doctype html", "page.html")
+    check_writable(html, kind=PAGE)
     if dataset is not None and dataset not in _DATASETS:
         raise UserError(f"unknown data set {dataset!r}; choose {' or '.join(_DATASETS)}")
     file = read_logs(Path(path))

@@ -11,7 +11,7 @@ import numpy as np
 from arcuate.config import Change, value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import Arm, Contrast, difference, holm
-from arcuate.files import check_output, read_jsonl, to_frame, write_text
+from arcuate.files import PAGE, check_writable, read_jsonl, to_frame, write_text
 from arcuate.hub import local_path
 from arcuate.insight.charts import base, plots
 from arcuate.insight.charts.formats import count, percent, split_name
@@ -337,7 +337,7 @@ def compare(
         evaluate_missing: Evaluate runs without results on `split` first.
         html: HTML page with curves and differences to write.
     """
-    check_output(html, "<!doctype html", "compare.html")
+    check_writable(html, kind=PAGE)
     if over not in _SAMPLING_UNITS:
         raise UserError(f"unknown sampling unit {over!r} (--over); choose {' or '.join(_SAMPLING_UNITS)}")
     opened = _open_runs(runs)

@@ -11,7 +11,7 @@ from arcuate.config import Change, value_text
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import holm
 from arcuate.experiments.recipe import OFFICIAL, Recipe, load_recipe
-from arcuate.files import check_output, finite_number, read_json, write_text
+from arcuate.files import DIARY, check_writable, finite_number, read_json, write_text
 from arcuate.insight.compare import Difference, Group, differences, read_scores, selected_on_scored_trials
 from arcuate.insight.render import render
 from arcuate.insight.run_data import Diagnose, Parent, Row, RunData, lookup
@@ -65,7 +65,7 @@ def write_ledger(
         out: Markdown file to write; default: none.
         diagnose: Makes the verdicts.
     """
-    check_output(out, "# Run diary", "DIARY.md")
+    check_writable(out, kind=DIARY)
     table = list_runs(folder, diagnose=diagnose, progress=progress)
     entries = [_compared(data) for data in table]
     parts = [

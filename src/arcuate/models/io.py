@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from arcuate.errors import UserError, check_regular, check_resources
-from arcuate.files import atomic_path, write_text
+from arcuate.files import write_text
 from arcuate.models.config import ModelConfig
 from arcuate.models.model import Model, build_on_meta
 
@@ -27,11 +27,10 @@ _FLOAT_DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
 def save_model(folder: Path, model: Model) -> None:
-    """Write both files, each by an atomic rename."""
+    """Write both files. Programs that need the folder to be complete write it with `atomic_folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with atomic_path(folder / WEIGHTS_FILE) as temporary:
-        save_tensors(weights, temporary)
+    save_tensors(weights, folder / WEIGHTS_FILE)
     write_text(folder / CONFIG_FILE, json.dumps(model.config.model_dump(mode="json"), indent=1) + "\n")
 
 
