@@ -120,14 +120,12 @@ def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None,
         )
     folder = find_checkpoint(run, checkpoint)
     model = read_json(folder / "model.json")
-    classes = model.get("classes")
-    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes) or len(classes) < 2:
-        raise UserError(f"{folder / 'model.json'} is damaged: it lists no classes; restore the file")
+    classes = _classes(model, folder)
     environment = run.environment() if run.environment_file.is_file() else {}
     data, settings = _mapping(environment.get("data")), _mapping(model.get("settings"))
     sessions = model.get("sessions")
     recipe = run.recipe_tree() if run.recipe_file.is_file() else {}
-    rate_name = error_rate_name(tuple(classes))
+    rate_name = error_rate_name(classes)
     results = [*_read_results(run, rate_name), *_read_calibration(run, rate_name, folder.name)]
     reported = [row for row in run.metrics() if row.get("split") != "train" and _rate(row.get("per")) is not None]
     values = {
@@ -136,7 +134,7 @@ def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None,
         "encoder": _mapping(settings.get("encoder")),
         "session_layers": _mapping(_mapping(settings.get("front_end")).get("session_layer")).get("enabled"),
         "sessions": sessions if isinstance(sessions, list) else [],
-        "unit": token_unit(tuple(classes)),
+        "unit": token_unit(classes),
         "environment": environment,
         "n_parameters": environment.get("n_parameters"),
         "data": data,
@@ -165,6 +163,13 @@ def describe_run(run: Run, checkpoint: str = "best", licence: str | None = None,
     page.filters["percent"] = percent
     page.tests["search"] = lambda text, words: words in text
     return f"---\n{block}---\n\n{page.get_template('card.md.jinja').render(values)}\n"
+
+
+def _classes(model: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+    classes = model.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes) or len(classes) < 2:
+        raise UserError(f"{folder / 'model.json'} is damaged: it lists no classes; restore the file")
+    return tuple(classes)
 
 
 def _metadata(values: Mapping[str, Any], results: Sequence[_Result], licence: str) -> dict[str, Any]:

@@ -212,11 +212,8 @@ def combine(
     """
     paths = [local_path(source) for source in sources]
     target, weights_file = (None if path is None else Path(path) for path in (out, weights))
-    linear_only = bool(lm or fit or weights)
-    if method not in METHODS:
-        raise UserError(f"no method {method!r}; choose one of {', '.join(METHODS)}")
-    if linear_only and method not in ("auto", "linear"):
-        raise UserError(f"language models and weights require --method linear, not {method}")
+    linear_only = any((lm, fit, weights))
+    _check_method(method, linear_only)
     check_writable(target, *paths, references, weights, lm)
     if fit:
         check_writable(weights_file, *paths, references, lm, kind=WEIGHTS)
@@ -228,29 +225,52 @@ def combine(
         return combine_frames(paths, split, label, target)
     files = [find_decodings(open_run(path), split, label) if path.is_dir() else path for path in paths]
     check_writable(target, *files, kind=DECODINGS)
-    sentences = _read_sources(paths, files, None if references is None else Path(references))
+    sentences = _read_sources(paths, files, references)
     ngram = open_model(str(lm), progress) if lm else None
     sentences = mark_leakage(sentences, ngram) if ngram else sentences
     if method == "auto":  # the packaged weights are for one candidate per system; scored n-best lists use MBR
         method = "linear" if linear_only or n_systems(sentences) is not None else "mbr"
-    decoders = " / ".join(dict.fromkeys(s.lm for s in sentences if s.lm))
-    names = " + ".join(name for name in (decoders, Path(lm).name if lm else None) if name) or None
+    names = _language_models(sentences, lm)
     if method == "mbr":
         texts, linear = [mbr(s.texts, vote_weights(s)) for s in sentences], None
     else:
-        choice = choose_linear(sentences, ngram, fit, None if fit else weights_file)
-        texts, linear = choice.texts, _describe(choice, sentences, ngram, fit, weights_file)
-        if fit and weights_file:
-            labelled = sum(s.reference is not None for s in sentences)
-            _write_weights(
-                weights_file, linear, {"n_trials": labelled, "lm": names, "fitted_on": list(map(str, paths))}
-            )
+        origin = {"lm": names, "fitted_on": list(map(str, paths))}
+        texts, linear = _choose_and_write(sentences, ngram, fit, weights_file, origin)
     combination = summarise_combination(sentences, texts, names, method, linear, target)
     if warning := combination.metrics.leakage_warning:
         logger.info(warning)
     if target:
         write_jsonl(target, combination.rows())
     return combination
+
+
+def _check_method(method: str, linear_only: bool) -> None:
+    if method not in METHODS:
+        raise UserError(f"no method {method!r}; choose one of {', '.join(METHODS)}")
+    if linear_only and method not in ("auto", "linear"):
+        raise UserError(f"language models and weights require --method linear, not {method}")
+
+
+def _choose_and_write(
+    sentences: Sequence[Sentence],
+    ngram: LanguageModel | None,
+    fit: bool,
+    weights_file: Path | None,
+    origin: Mapping[str, Any],
+) -> tuple[list[str], LinearWeights]:
+    """The texts chosen by the linear method and its weights; fitted weights are written with their origin."""
+    choice = choose_linear(sentences, ngram, fit, None if fit else weights_file)
+    linear = _describe(choice, sentences, ngram, fit, weights_file)
+    if fit and weights_file:
+        labelled = sum(s.reference is not None for s in sentences)
+        _write_weights(weights_file, linear, {"n_trials": labelled, **origin})
+    return choice.texts, linear
+
+
+def _language_models(sentences: Sequence[Sentence], lm: str | Path | None) -> str | None:
+    """Names of the models that the candidates were decoded with, and of the one that scores them."""
+    decoders = " / ".join(dict.fromkeys(s.lm for s in sentences if s.lm))
+    return " + ".join(name for name in (decoders, Path(lm).name if lm else "") if name) or None
 
 
 def summarise_combination(
@@ -293,14 +313,14 @@ def vote_weights(sentence: Sentence) -> np.ndarray:
     return np.ones(len(sentence.n_best)) if sentence.totals is None else softmax(sentence.totals)
 
 
-def _read_sources(paths: Sequence[Path], files: Sequence[Path], references: Path | None) -> list[Sentence]:
+def _read_sources(paths: Sequence[Path], files: Sequence[Path], references: str | Path | None) -> list[Sentence]:
     """The candidates of all files, with references."""
     if len(files) == 1 and paths[0].is_dir():
         raise UserError("one run alone cannot be combined; give several, or a .jsonl file with candidates")
     lists = [read_decodings(file) for file in files]
     sentences = lists[0] if len(files) == 1 else merge_decoders(files, lists)
     if references:
-        sentences = attach_references(sentences, references)
+        sentences = attach_references(sentences, Path(references))
         if (known := sum(s.reference is not None for s in sentences)) < len(sentences):
             logger.info(f"{known} of {len(sentences)} trials have a reference; the others are not scored")
     if empty := sum(not s.n_best for s in sentences):

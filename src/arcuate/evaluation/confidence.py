@@ -195,13 +195,13 @@ def fit_confidence(
     control, Angelopoulos et al. 2022). `log_odds` are quantiles of the cross-fitted log-odds, with which the words of a
     session are compared; the other settings are those of `start`.
     """
-    sessions = [e.session for e in evidence]
-    folds = session_folds(sessions, min(N_FOLDS, max(2, len(set(sessions))))).tolist()
     n_words = sum(len(e.correct) for e in evidence)
     if n_words < MIN_WORDS:
         raise UserError(
-            f"calibrating confidences needs at least {MIN_WORDS} decoded words with references, not {n_words}"
+            f"{n_words} decoded words with references are too few to calibrate confidences; give at least {MIN_WORDS}"
         )
+    sessions = [e.session for e in evidence]
+    folds = session_folds(sessions, min(N_FOLDS, max(2, len(set(sessions))))).tolist()
     word = _fit_words(evidence)
     held_out = [np.empty(0)] * len(evidence)
     for fold in set(folds):

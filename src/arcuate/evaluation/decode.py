@@ -344,10 +344,8 @@ def decoded_row(sentence: Sentence, reject_below: float | None = None) -> dict[s
     absent = [None] * len(best.words)
     words = zip(best.words, best.times or absent, best.confidences or absent, best.accepted or absent, strict=True)
     return {
-        "id": sentence.id,
-        "session": sentence.session,
-        "corpus": sentence.corpus,
-        "text": sentence.text,
+        **dict.fromkeys(("id", "session", "corpus", "text", "reference", "lm", "in_lm_text")),
+        **sentence.to_row(),
         "score": best.total,
         "probability": best.probability,
         **({} if reject_below is None else {"rejected": sentence.is_rejected(reject_below)}),
@@ -361,13 +359,9 @@ def decoded_row(sentence: Sentence, reject_below: float | None = None) -> dict[s
             }
             for word, span, value, accepted in words
         ],
-        "lm": sentence.lm,
-        "in_lm_text": sentence.in_lm_text,
-        "reference": sentence.reference,
         "errors": errors.errors if errors else None,
         "n_words": errors.length if errors else None,
         "seconds": sentence.search_seconds,
-        "nbest": [{"text": h.text or "", "score": h.total, **h.scores} for h in sentence.n_best],
     }
 
 

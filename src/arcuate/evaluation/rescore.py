@@ -143,16 +143,12 @@ def rescore(
     causal, cost = _score_causal(llm, sentences, progress)
     initial = ScoreWeights(search_acoustic_weight(sentences), _DEFAULT_ALPHA if alpha is None else alpha)
     fit = alpha is None and sum(s.reference is not None for s in sentences) >= 2 * N_FOLDS
-    by_trial, weights, same_trials = [initial.by_source] * len(sentences), initial, None
     tables = [np.insert(own, 2, llm_scores, axis=1) for own, llm_scores in zip(sources, causal, strict=True)]
     if fit:
-        trials = [make_candidates(s.texts, table, s.reference) for s, table in zip(sentences, tables, strict=True)]
-        choice = cross_fit(trials, [s.session for s in sentences], initial.by_source.tolist(), unbounded=[3])
-        by_trial, weights = choice.by_trial, ScoreWeights.of(choice.weights)
-        same_trials = total(t.score.words for t in score_sentences(sentences, choice.same_trials)).rate
-    rescored = [
-        _reorder(s, table, ScoreWeights.of(own)) for s, table, own in zip(sentences, tables, by_trial, strict=True)
-    ]
+        rescored, weights, same_trials = _fit(sentences, tables, initial)
+    else:
+        rescored = [_reorder(s, table, initial) for s, table in zip(sentences, tables, strict=True)]
+        weights, same_trials = initial, None
     before, after = ([t.score.words for t in score_sentences(s)] for s in (sentences, rescored))
     rescoring = Rescoring(
         tuple(rescored),
@@ -172,6 +168,18 @@ def rescore(
     if target:
         write_jsonl(target, rescoring.rows())
     return rescoring
+
+
+def _fit(
+    sentences: Sequence[Sentence], tables: Sequence[np.ndarray], initial: ScoreWeights
+) -> tuple[list[Sentence], ScoreWeights, float | None]:
+    """The sentences under cross-fitted weights, the weights of all trials, and the WER of these on the same trials."""
+    trials = [make_candidates(s.texts, table, s.reference) for s, table in zip(sentences, tables, strict=True)]
+    choice = cross_fit(trials, [s.session for s in sentences], initial.by_source.tolist(), unbounded=[3])
+    chosen = zip(sentences, tables, choice.by_trial, strict=True)
+    rescored = [_reorder(s, table, ScoreWeights.of(own)) for s, table, own in chosen]
+    same_trials = total(t.score.words for t in score_sentences(sentences, choice.same_trials)).rate
+    return rescored, ScoreWeights.of(choice.weights), same_trials
 
 
 def rank(n_best: Sequence[Hypothesis], causal: np.ndarray, totals: np.ndarray) -> list[Hypothesis]:

@@ -7,6 +7,7 @@ the seed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from arcuate.data.alphabet import CLASSES, error_rate_name
 from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, corrupt
-from arcuate.evaluation.evaluate import find_source, open_store, select_trials
+from arcuate.evaluation.evaluate import ModelSource, find_source, open_store, select_trials
 from arcuate.evaluation.metrics import total
 from arcuate.evaluation.trials import decode_trials
 from arcuate.files import fields_to_dict, write_json
@@ -106,36 +107,30 @@ def bench_robustness(
         raise UserError(f"severities must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, not {list(severities)}")
     source = find_source(run)
     store, model = open_store(source, data), load_model(source.checkpoint)
-    trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
-    if n_trials is not None and len(trials) > n_trials:
-        trials = [trials[i] for i in np.linspace(0, len(trials) - 1, n_trials).round().astype(int)]
-    if not trials:
-        raise UserError(f"{store.path} has no labelled {split} trials; the benchmark needs labels")
-    runtime = available_runtime(source.config.runtime)
-    machine = configure_runtime(runtime, source.config.encoder.width, source.config.validate_.batch_size)
+    trials = _labelled_trials(source, store, split, model, n_trials)
+    batch_size = source.config.validate_.batch_size
+    machine = configure_runtime(available_runtime(source.config.runtime), source.config.encoder.width, batch_size)
     model = model.to(machine.device)
     names = list(corruptions) or list(CORRUPTIONS)
-    n_steps, done = len(names) * len(severities) * len(NORMALISATIONS), 0
-    errors: list[CorruptionErrors] = []
-    for name in names:
-        rates: dict[str, list[float | None]] = {label: [] for label in NORMALISATIONS}
-        for severity in severities:
-            for label in NORMALISATIONS:
-                renormalise = label == "renormalised"
-                corrupted = corrupt(store, CORRUPTIONS[name], severity, renormalise=renormalise, seed=seed)
-                rates[label].append(_error_rate(model, corrupted, trials, source.config.validate_.batch_size))
-                done += 1
-                if progress:
-                    progress(done, n_steps, f"{name}, severity {severity}")
-        errors.append(CorruptionErrors(name, rates))
+    cells = list(product(names, severities, NORMALISATIONS))
+    rates: dict[tuple[str, int, str], float | None] = {}
+    for n, (name, severity, label) in enumerate(cells, start=1):
+        corrupted = corrupt(store, CORRUPTIONS[name], severity, renormalise=label == "renormalised", seed=seed)
+        rates[name, severity, label] = _error_rate(model, corrupted, trials, batch_size)
+        if progress:
+            progress(n, len(cells), f"{name}, severity {severity}")
+    errors = tuple(
+        CorruptionErrors(name, {label: [rates[name, s, label] for s in severities] for label in NORMALISATIONS})
+        for name in names
+    )
     result = RobustnessResult(
         source.run.name,
         split,
         source.checkpoint.name,
         len(trials),
         seed,
-        _error_rate(model, store, trials, source.config.validate_.batch_size),
-        tuple(errors),
+        _error_rate(model, store, trials, batch_size),
+        errors,
         {label: _mean([rate for e in errors for rate in e.per[label]]) for label in NORMALISATIONS},
         model.config.classes,
     )
@@ -143,6 +138,18 @@ def bench_robustness(
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, result.to_dict())
     return result
+
+
+def _labelled_trials(
+    source: ModelSource, store: Store, split: str, model: Model, n_trials: int | None
+) -> list[TrialInfo]:
+    """At most `n_trials` labelled trials, spread over the split."""
+    trials = [t for t in select_trials(source, store, split, model.config) if t.tokens is not None]
+    if not trials:
+        raise UserError(f"{store.path} has no labelled {split} trials; the benchmark needs labels")
+    if n_trials is None or len(trials) <= n_trials:
+        return trials
+    return [trials[i] for i in np.linspace(0, len(trials) - 1, n_trials).round().astype(int)]
 
 
 def _error_rate(model: Model, store: Store, trials: Sequence[TrialInfo], batch_size: int) -> float | None:

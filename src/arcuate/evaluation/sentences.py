@@ -151,29 +151,36 @@ def attach_references(
     Trials without a line keep what they have, unless the references have to be `complete`. Trials that are identified
     `by_position` get the ids of their lines.
     """
+    named, rows = _read_references(path)
+    if by_position or len(named) < len(rows):
+        if len(rows) != len(sentences):
+            raise UserError(f"{path} has {len(rows)} lines, but there are {len(sentences)} trials; give one line each")
+        named = dict(zip([s.id for s in sentences], rows, strict=True))
+    missing = [s.id for s in sentences if s.id not in named]
+    if missing and (complete or len(missing) == len(sentences)):
+        raise UserError(
+            f"{path} has no line with id {missing[0]!r}; its first is {next(iter(named), None)!r}; give one line per"
+            " trial"
+        )
+    attached = [_with_reference(s, named[s.id], path) if s.id in named else s for s in sentences]
+    if by_position:
+        return [replace(s, id=str(named[s.id].get("id", s.id))) for s in attached]
+    return attached
+
+
+def _read_references(path: Path) -> tuple[dict[str, Mapping[str, Any]], list[dict[str, Any]]]:
+    """The lines of a file of references: those with an id by it, and all of them."""
     rows = read_jsonl(path)
-    by_id: dict[str, Mapping[str, Any]] = {}
+    named: dict[str, Mapping[str, Any]] = {}
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("text"), str):
             raise UserError(f"{path} line {number} has no text; every line needs the reference text of a trial")
         identity = row.get("id", row.get("trial"))
-        if identity is not None and str(identity) in by_id:
+        if identity is not None and str(identity) in named:
             raise UserError(f"{path} line {number}: trial {identity!r} occurs twice; keep one of the two")
-        by_id[f"line {number}" if identity is None else str(identity)] = row
-    if by_position or any("id" not in row and "trial" not in row for row in rows):
-        if len(rows) != len(sentences):
-            raise UserError(f"{path} has {len(rows)} lines, but there are {len(sentences)} trials; give one line each")
-        by_id = dict(zip([s.id for s in sentences], rows, strict=True))
-    missing = [s.id for s in sentences if s.id not in by_id]
-    if missing and (complete or len(missing) == len(sentences)):
-        raise UserError(
-            f"{path} has no line with id {missing[0]!r}; its first is {next(iter(by_id), None)!r}; give one line per"
-            " trial"
-        )
-    attached = [_with_reference(s, by_id[s.id], path) if s.id in by_id else s for s in sentences]
-    if by_position:
-        return [replace(s, id=str(by_id[s.id].get("id", s.id))) for s in attached]
-    return attached
+        if identity is not None:
+            named[str(identity)] = row
+    return named, rows
 
 
 def _with_reference(sentence: Sentence, row: Mapping[str, Any], path: Path) -> Sentence:

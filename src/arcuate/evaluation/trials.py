@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from arcuate.data.alphabet import CLASSES, token_names
-from arcuate.data.batching import evaluation_batches, group_by_length
+from arcuate.data.batching import Batch, evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.transducer import TransducerHead, require_transducer
@@ -19,6 +19,7 @@ from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
 from arcuate.losses.config import LossSettings
+from arcuate.models.interfaces import Outputs
 from arcuate.models.layout import Frames, Head
 from arcuate.models.mode import MODES
 from arcuate.models.model import Model
@@ -118,8 +119,7 @@ def decode_trials(
             batch = batch.to(device)
             targets = batch.tokens if loss is not None else None
             outputs = model(batch.bins, batch.n_bins, batch.session, batch.statistics, targets)
-            by_head = {} if loss is None else compute_losses(outputs, batch.tokens, batch.n_tokens, loss)
-            losses = weighted_loss(by_head, loss).tolist() if loss is not None and by_head else None
+            losses, by_head = _batch_losses(outputs, batch, loss)
             modes = None if outputs.mode is None else outputs.mode.float().log_softmax(-1).tolist()
             log_probs = outputs.log_probs["ctc"].float().cpu().numpy()
             needs_frames = keep_frames or search.transducer is not None
@@ -139,6 +139,14 @@ def decode_trials(
                 progress(len(results), len(trials), "scoring trials")
     model.train(training)
     return [results[i] for i in range(len(trials))]
+
+
+def _batch_losses(
+    outputs: Outputs, batch: Batch, settings: LossSettings | None
+) -> tuple[list[float] | None, dict[str, torch.Tensor]]:
+    """The loss of every trial of a batch and its parts by head; None without settings or labels."""
+    by_head = {} if settings is None else compute_losses(outputs, batch.tokens, batch.n_tokens, settings)
+    return (weighted_loss(by_head, settings).tolist() if settings is not None and by_head else None), by_head
 
 
 def search_trial(search: TokenSearch, trial: TrialInfo, frames: Frames) -> TrialResult:

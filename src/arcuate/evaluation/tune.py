@@ -25,7 +25,7 @@ from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.word_search.search import WordSearch
 from arcuate.errors import UserError
 from arcuate.evaluation.choose import session_folds
-from arcuate.evaluation.confidence import MIN_WORDS, collect_evidence, fit_confidence
+from arcuate.evaluation.confidence import collect_evidence, fit_confidence
 from arcuate.evaluation.decode import (
     DecodingTask,
     TranscriptionMetrics,
@@ -215,10 +215,6 @@ def _calibrate(task: DecodingTask, settings: DecodingConfig) -> DecodingConfig:
         for i, s in zip(chosen, sentences, strict=True)
     ]
     evidence = [e for e in found if e is not None]
-    if (n_words := sum(len(e.correct) for e in evidence)) < MIN_WORDS:
-        raise UserError(
-            f"{n_words} decoded words with references are too few to calibrate confidences; give at least {MIN_WORDS}"
-        )
     fitted = fit_confidence(evidence, settings.confidence, calibrated_on=task.description.scores)
     return settings.model_copy(update={"confidence": fitted})
 
