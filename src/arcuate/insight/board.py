@@ -47,7 +47,7 @@ _Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class _Known:
-    """A run folder as it was when its files had this signature; not read yet if the signature is empty."""
+    """A run folder as it was when its files had this signature."""
 
     signature: _Signature
     data: RunData
@@ -65,51 +65,45 @@ class Board:
     folder: Path
     diagnose: Diagnose | None = field(default=None, repr=False)
     version: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list, repr=False)  # latest run first
+    rows: list[dict[str, Any]] = field(default_factory=list, repr=False)  # of the runs read so far, latest first
+    n_pending: int = 0  # runs that are not read yet
     _known: dict[Path, _Known] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def refresh(self, seconds: float = _READ_S) -> None:
-        """Read new and changed runs for a limited time; the others are listed by name until the next call."""
+        """Read new and changed runs for a limited time; the next call continues with the others."""
         deadline = time.monotonic() + seconds
         with self._lock:
-            before, self._known = self._known, {}
-            for path in self._list():
+            before, self._known, paths = self._known, {}, self._list()
+            for name, path in paths.items():
                 known, signature = before.get(path), _signature(path)
-                if known is None or (known.signature != signature and time.monotonic() < deadline):
-                    in_time = time.monotonic() < deadline
-                    data = read_run(Run(path), self._name(path), self.diagnose) if in_time else self._unread(path)
-                    parent = known.data.parent if known else None
-                    known = _Known(signature if in_time else (), replace(data, parent=parent))
-                self._known[path] = known
-            is_complete = all(known.signature for known in self._known.values())
-            if is_complete and _identities(before) != _identities(self._known):
+                if (known is None or known.signature != signature) and time.monotonic() < deadline:
+                    data = read_run(Run(path), name, self.diagnose)
+                    known = _Known(signature, replace(data, parent=known.data.parent if known else None))
+                if known is not None:
+                    self._known[path] = known
+            self.n_pending = len(paths) - len(self._known)
+            if not self.n_pending and _identities(before) != _identities(self._known):
                 self._find_parents()
             rows = [_board_row(known) for known in self._known.values()]
             rows.sort(key=lambda row: (row["started"], row["name"]), reverse=True)
             self.version += rows != self.rows
             self.rows = rows
 
-    def run(self, name: str) -> Run:
-        """Look up a run by its name on the board; paths outside the folder cannot be reached."""
-        if not self.rows:
-            self.refresh()
-        found = next((known.data.run for known in [*self._known.values()] if known.data.name == name), None)
-        if found is None:
-            raise UserError(f"the board has no run {name!r:.80}")
-        return found
+    def find(self, *names: str) -> list[Run]:
+        """Look up runs by their names on the board; paths outside the folder cannot be reached."""
+        paths = self._list()
+        if unknown := [name for name in names if name not in paths]:
+            raise UserError(f"the board has no run {unknown[0]!r:.80}")
+        return [Run(paths[name]) for name in names]
 
-    def _list(self) -> list[Path]:
+    def _list(self) -> dict[str, Path]:
+        """The run folders by their names as in an address."""
         try:
-            return find_runs(self.folder)
+            paths = find_runs(self.folder)
         except UserError:  # no runs yet
-            return []
-
-    def _name(self, path: Path) -> str:
-        return run_name(path, self.folder).encode("utf-8", "backslashreplace").decode()  # as in an address
-
-    def _unread(self, path: Path) -> RunData:
-        return RunData(Run(path), self._name(path))
+            return {}
+        return {run_name(path, self.folder).encode("utf-8", "backslashreplace").decode(): path for path in paths}
 
     def _find_parents(self) -> None:
         runs = sorted((known.data for known in self._known.values()), key=started_order)
@@ -137,14 +131,14 @@ def _signature(path: Path) -> _Signature:
 
 
 def _board_row(known: _Known) -> dict[str, Any]:
-    """One run as the page shows it; `complete` is false until it is read."""
-    data, is_complete = known.data, bool(known.signature)
-    active = data.unfinished is not None and is_complete and bool(known.signature[-1])
+    """One run as the page shows it."""
+    data = known.data
+    active = data.unfinished is not None and bool(known.signature[-1])
     folder, best, parent = data.ablation, data.best, data.parent or Parent("", "", ())
     return {
         "name": data.name,
         "started": data.started,
-        "state": ("training" if active else data.unfinished or "finished") if is_complete else "",
+        "state": "training" if active else data.unfinished or "finished",
         "verdict": "" if active and data.verdict in ("too_short", "unfinished") else data.verdict,
         "steps": data.last_step,
         "planned": data.planned_steps,
@@ -160,7 +154,6 @@ def _board_row(known: _Known) -> dict[str, Any]:
         "simulated": data.simulated,
         "ablation": folder.name if folder and (folder / "ablation.html").is_file() else "",
         "problems": list(data.problems),
-        "complete": is_complete,
     }
 
 
@@ -276,7 +269,7 @@ def make_app(board: Board, access: Access, diagnosis_page: DiagnosisPage | None 
         board.refresh()
         if version == board.version:
             return json_response({"version": board.version})
-        return json_response({"version": board.version, "runs": board.rows})
+        return json_response({"version": board.version, "runs": board.rows, "pending": board.n_pending})
 
     @app.get("/api/curves")
     def curves(run: list[str] = Query()) -> Response:
@@ -295,18 +288,18 @@ def make_app(board: Board, access: Access, diagnosis_page: DiagnosisPage | None 
 
     @app.get("/report")
     def report(run: str) -> Response:
-        return page(lambda: report_page(read_run(board.run(run))))
+        return page(lambda: report_page(read_run(board.find(run)[0])))
 
     @app.get("/doctor")
     def doctor(run: str) -> Response:
         if diagnosis_page is None:
             raise UserError("this board was started without the doctor")
-        path = board.run(run).path
+        path = board.find(run)[0].path
         return page(lambda: diagnosis_page(path))
 
     @app.get("/ablation")
     def ablation(run: str) -> Response:
-        file = board.run(run).path.resolve().parent.parent / "ablation.html"
+        file = board.find(run)[0].path.resolve().parent.parent / "ablation.html"
         if not (file.parent / "experiment.json").is_file() or not file.is_file():
             raise UserError(f"{run} is not part of an ablation that has a page")
         if file.stat().st_size > _MAX_PAGE_BYTES:
@@ -331,7 +324,7 @@ def overlay(board: Board, names: Sequence[str]) -> str:
 def _selected(board: Board, names: Sequence[str]) -> list[Run]:
     if len(names) > _MAX_SELECTED:
         raise UserError(f"{len(names)} runs are selected; select at most {_MAX_SELECTED}")
-    return [board.run(name) for name in names]
+    return board.find(*names)
 
 
 def _asset(name: str) -> str:

@@ -9,7 +9,7 @@
     filter: params.get("filter") || "", sort: params.get("sort") || "started", down: params.get("order") !== "up",
     selected: new Set(params.getAll("run")),
   };
-  let rows = [], version = -1, drawn = "", vega = null;
+  let rows = [], pending = 0, version = -1, drawn = "", vega = null;
 
   const percent = (rate) => (rate === null ? "–" : `${(100 * rate).toFixed(1)}\u202f%`);
   const count = (n) => (n === null ? "–" : n.toLocaleString("en"));
@@ -81,7 +81,7 @@
     const name = element("th", row.name, { scope: "row", title: row.purpose });
     if (row.simulated && rows.some((other) => !other.simulated)) name.append(element("span", "simulated", { class: "tag" }));
     const verdict = element("td", undefined, { class: "verdict" });
-    verdict.append(element("span", row.verdict.replaceAll("_", " ") || (row.complete ? "–" : "…"), { class: tone(row.verdict) }));
+    verdict.append(element("span", row.verdict.replaceAll("_", " ") || "–", { class: tone(row.verdict) }));
     if (row.state && row.state !== "finished") verdict.append(element("span", row.state, { class: `state ${row.state === "training" ? "training" : ""}` }));
     if (row.problems.length) verdict.append(element("span", row.problems.join("; "), { class: "state" }));
     const best = row.best_per !== null && mixed() ? `${row.rate_name} ${percent(row.best_per)}` : percent(row.best_per);
@@ -113,7 +113,6 @@
       const again = [...body.children].find((tr) => tr.dataset.run === active.dataset.run);
       if (again) again.querySelector("input").focus();
     }
-    const pending = rows.filter((row) => !row.complete).length;
     byId("count").textContent = `${shown.length === rows.length ? count(rows.length) : `${count(shown.length)} of ${count(rows.length)}`} ${rows.length === 1 ? "run" : "runs"}` + (pending ? `, ${count(pending)} being read` : "");
     const names = [...new Set(rows.map((row) => row.rate_name))].join(" / ") || "PER";
     document.querySelector("#runs button[data-key=best_per]").textContent = `best ${names}`;
@@ -173,7 +172,7 @@
       const found = await response.json();
       byId("status").textContent = "";
       if (found.runs) {
-        ({ version, runs: rows } = found);
+        ({ version, runs: rows, pending } = found);
         show();
         await overlay();
       }
