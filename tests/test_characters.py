@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from arcuate.cli.console import TrainingDisplay, err
-from arcuate.cli.show_results import print_evaluation
+from arcuate.cli.show_results import evaluation as print_evaluation
 from arcuate.cli.show_runs import print_diagnosis
 from arcuate.data.alphabet import CHARACTERS, CLASSES, PUNCTUATION
 from arcuate.data.prepare import prepare
@@ -67,8 +67,8 @@ def test_the_command_line_names_the_character_error_rate(
 ) -> None:
     shown = (character_run.parent / "train.txt").read_text("utf-8")
     assert "val CER" in shown and "PER" not in shown
-    print_evaluation(evaluate(character_run))
-    print_evaluation(evaluate(character_run, adapt=True))
+    print_evaluation(evaluate(character_run), {})
+    print_evaluation(evaluate(character_run, adapt=True), {})
     printed = capsys.readouterr().out
     assert "CER by session (val)" in printed and "CER" in printed.splitlines()[-1] and "PER" not in printed
 

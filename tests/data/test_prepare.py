@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.show_data import print_report
+from arcuate.cli.show_data import prepare as print_report
 from arcuate.data.prepare import prepare
 from arcuate.data.store import Store
 from arcuate.errors import UserError
@@ -172,7 +172,7 @@ def test_wrong_paths_raise_user_errors(source: Path, tmp_path: Path) -> None:
 
 def test_the_printed_tables_name_every_part(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / LATER / "data_train.hdf5").write_bytes(b"broken")
-    print_report(prepare(source, tmp_path / "store").report, tmp_path / "store")
+    print_report(prepare(source, tmp_path / "store").report, {"store": tmp_path / "store"})
     printed = capsys.readouterr()
     for part in ("train", "val", "test", "leakage", "non-finite", "excluded from training", "5 trials"):
         assert part in printed.out, part

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from arcuate.cli.show_data import print_report
+from arcuate.cli.show_data import prepare as print_report
 from arcuate.data.prepare import PrepareReport, prepare
 from arcuate.data.readers.release import DESCRIPTION_FILE, TRUTH_FILE, find_release
 from arcuate.data.store import Store
@@ -81,7 +81,7 @@ def test_a_session_folder_with_an_invalid_name_is_unreadable_and_skipped(
     assert found["trials"] == 2
     assert [row["trial"] for row in found["unreadable"]] == ["t15.�/train"]
     dry_run = prepare(source, dry_run=True).report
-    print_report(dry_run, tmp_path / "dry")
+    print_report(dry_run, {"store": tmp_path / "dry"})
     assert dry_run.unreadable and capsys.readouterr().out.encode("utf-8")
 
 
@@ -96,7 +96,7 @@ def test_renamed_data_files_are_reported_and_ignored(
     write_hdf5(source / "t15.2023.09.01" / "data_train.h5", [FakeTrial(noise())])
     (source / SESSION / "notes.txt").touch()
     report = prepare(source, tmp_path / "store").report
-    print_report(report, tmp_path / "store")
+    print_report(report, {"store": tmp_path / "store"})
     printed = capsys.readouterr()
     assert not report.unreadable
     expected = [f"{SESSION}/{name}" for name in ("DATA_TEST.HDF5", "data_dev.hdf5", "data_val.h5")]

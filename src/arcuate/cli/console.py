@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +16,7 @@ from arcuate.files import to_json_line
 from arcuate.progress import ProgressBar, counted, logger, percent
 from arcuate.training.callbacks import Callback
 
+Given = Mapping[str, Any]  # arguments of a command
 _SAMPLE_WIDTH = 100
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from arcuate.cli.console import counted, out, percent, print_table, say
+from arcuate.cli.console import Given, counted, out, percent, print_table, say
 
 if TYPE_CHECKING:
     from arcuate.data.prepare import PrepareReport
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from arcuate.language.ngram.perplexity import TextScore
     from arcuate.models.import_checkpoint import ImportResult
 
-Given = Mapping[str, Any]  # arguments of the command
 _MAX_LISTED = 5  # skipped files listed one by one; quality.csv lists all
 _ACTIONS = {
     "rejected": "excluded from training",
@@ -61,11 +60,6 @@ def report_of(store: "Store", given: Given) -> "PrepareReport":
 
 
 def prepare(report: "PrepareReport", given: Given) -> None:
-    store = given.get("store")
-    print_report(report, None if store is None else Path(store))
-
-
-def print_report(report: "PrepareReport", store: Path | None) -> None:
     if not report.written:
         _print_files(report)
     _print_splits(report)
@@ -79,7 +73,8 @@ def print_report(report: "PrepareReport", store: Path | None) -> None:
             print_table(("property", "found", "published", "status"), checks, title="release")
         if report.mapping is not None:
             _print_mapping(report.mapping)
-    print_summary(report, store)
+    store = given.get("store")
+    print_summary(report, None if store is None else Path(store))
 
 
 def print_summary(report: "PrepareReport", store: Path | None) -> None:

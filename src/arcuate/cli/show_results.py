@@ -1,9 +1,8 @@
 """What the commands that evaluate and decode print."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from arcuate.cli.console import out, percent, print_table, say
+from arcuate.cli.console import Given, out, percent, print_table, say
 
 if TYPE_CHECKING:
     from arcuate.evaluation.decode import Transcription
@@ -12,14 +11,8 @@ if TYPE_CHECKING:
     from arcuate.evaluation.tune import TunedWeights
     from arcuate.experiments.selftest import SelfTest
 
-Given = Mapping[str, Any]  # arguments of the command
 
-
-def evaluation(result: "Evaluation", given: Given) -> None:
-    print_evaluation(result)
-
-
-def print_evaluation(evaluation: "Evaluation") -> None:
+def evaluation(evaluation: "Evaluation", given: Given) -> None:
     """Print the error rate by session and in total."""
     from arcuate.data.alphabet import error_rate_name
 
@@ -56,11 +49,7 @@ def _print_adapted_sessions(evaluation: "Evaluation", title: str) -> None:
         )
 
 
-def transcription(result: "Transcription", given: Given) -> None:
-    print_transcription(result)
-
-
-def print_transcription(transcription: "Transcription") -> None:
+def transcription(transcription: "Transcription", given: Given) -> None:
     """Print the first texts, error rates and computation time."""
     for transcript in transcription[:3]:
         out.print(f"  {transcript.text}", soft_wrap=True, markup=False)

@@ -1,7 +1,6 @@
 """What the commands that train and the commands about runs print."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from arcuate.cli.console import counted, out, percent, print_table, say
+from arcuate.cli.console import Given, counted, out, percent, print_table, say
 from arcuate.cli.show_data import leakage_line, print_summary
-from arcuate.cli.show_results import print_evaluation, print_transcription
+from arcuate.cli.show_results import evaluation, transcription
 from arcuate.progress import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from arcuate.insight.compare import Comparison
     from arcuate.insight.runs import RunTable
 
-Given = Mapping[str, Any]  # arguments of the command
 _COLOURS = {"healthy": "green", "unfinished": "cyan", "too_short": "cyan", "plateaued": "yellow", "overfit": "yellow"}
 
 
@@ -42,9 +40,9 @@ def trained(result: Any, given: Given) -> None:
 def demo(result: "DemoResult", given: Given) -> None:
     print_summary(result.prepared.report, result.prepared.path)
     say(leakage_line(result.prepared.leakage))
-    print_evaluation(result.evaluation)
+    evaluation(result.evaluation, given)
     _print_nbest(result.words)
-    print_transcription(result.words)
+    transcription(result.words, given)
     out.print(f"Open {result.page} in a browser. The demo took {result.seconds:.0f} s.", soft_wrap=True)
 
 
