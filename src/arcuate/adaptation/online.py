@@ -5,7 +5,7 @@ decoded, with the decoded tokens as pseudo-label. Here the session layer is upda
 weights stay fixed. `state.py` decides whether a trial is used and when the layer is discarded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,8 +38,6 @@ from arcuate.losses.combined import ctc_loss
 from arcuate.losses.config import CTCSettings
 from arcuate.models.interfaces import ModelInputs
 from arcuate.models.model import Model, copy_session_layer, single_session_model
-
-Labeller = Callable[[np.ndarray], Sequence[int]]  # log-probabilities (F, V) to pseudo-label tokens
 
 _LOSS_PER_TOKEN = CTCSettings(reduction="mean_per_token", zero_infinity=True)
 _BETAS = (0.9, 0.99)  # short averages: a session has a few hundred steps

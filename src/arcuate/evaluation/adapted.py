@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, normalised_bins
-from arcuate.adaptation.online import Labeller, OnlineAdapter, compute_log_probs
+from arcuate.adaptation.online import OnlineAdapter, compute_log_probs
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
@@ -49,46 +49,37 @@ def adapt_sessions(
     store: Store,
     trials: Sequence[TrialInfo],
     search: TokenSearch | None = None,
-    labeller: Labeller | None = None,
     progress: Progress | None = None,
 ) -> list[AdaptedSession]:
     """Decode trials in recording order and adapt after each one; sessions are independent of each other.
 
-    `labeller` makes the pseudo-labels; by default they are the decoded tokens.
+    The pseudo-labels are the decoded tokens.
     """
     done: list[AdaptedSession] = []
-    n_done = 0
     known = measure_confidence(adapter, store, progress)
-    for session, group in groupby(recording_order(trials, store.sessions), lambda t: t.session):
+    order = enumerate(recording_order(trials, store.sessions), start=1)
+    for session, group in groupby(order, lambda numbered: numbered[1].session):
         state = adapter.start(session, expected_confidence(session, known))
         adapted = []
-        for trial in group:
-            step, state = adapt_trial(adapter, state, store, trial, search, labeller)
+        for n, trial in group:
+            step, state = _adapt_trial(adapter, state, store, trial, search or TokenSearch())
             adapted.append(step)
-            n_done += 1
             if progress:
-                progress(n_done, len(trials), "decoding trials")
+                progress(n, len(trials), "decoding trials")
         done.append(AdaptedSession(state, session in adapter.model.config.sessions, tuple(adapted)))
     return done
 
 
-def adapt_trial(
-    adapter: OnlineAdapter,
-    state: SessionState,
-    store: Store,
-    trial: TrialInfo,
-    search: TokenSearch | None = None,
-    labeller: Labeller | None = None,
+def _adapt_trial(
+    adapter: OnlineAdapter, state: SessionState, store: Store, trial: TrialInfo, search: TokenSearch
 ) -> tuple[AdaptedTrial, SessionState]:
     """Decode one trial with the current state and return the state after it."""
-    search = search or TokenSearch()
     bins = normalised_bins(adapter, store, trial)
     log_probs = compute_log_probs(adapter.adapted_model(state), bins)
     result = search_trial(search, trial, Frames(log_probs))
     unadapted = compute_log_probs(adapter.unadapted_model(state), bins)
     started, before = time.process_time(), state
-    label = result.tokens if labeller is None else tuple(labeller(log_probs))
-    state, fallback = adapter.update(state, DecodedTrial(bins, log_probs, label), unadapted)
+    state, fallback = adapter.update(state, DecodedTrial(bins, log_probs, result.tokens), unadapted)
     seconds = time.process_time() - started
     adapted = AdaptedTrial(
         result,

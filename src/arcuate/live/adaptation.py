@@ -205,7 +205,7 @@ class StreamAdapter:
 def adapt_to_sentence(
     setup: AdaptationSetup, state: SessionState, sentence: DecodedSentence
 ) -> tuple[SessionState, str | None]:
-    """Return the state after a sentence and the reason of a fall-back, as `adapt_trial` does for a stored trial."""
+    """Return the state after a sentence and the reason of a fall-back, as `adapt_sessions` does for a stored trial."""
     adapter = setup.adapter
     with torch.no_grad():
         bins = sentence.model.normalise(sentence.bins[None], sentence.statistics)[0]
