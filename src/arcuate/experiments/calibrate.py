@@ -58,9 +58,6 @@ class CurvePoint:
     gain_low: float | None = None
     gain_high: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CalibrationResult:
@@ -93,7 +90,7 @@ class CalibrationResult:
         return os.fspath(self.run)
 
     def to_dict(self) -> dict[str, Any]:
-        return self._setup() | {"curve": [point.to_dict() for point in self.curve]}
+        return self._setup() | {"curve": [asdict(point) for point in self.curve]}
 
     def _setup(self) -> dict[str, Any]:
         return {
@@ -111,7 +108,7 @@ class CalibrationResult:
 
     def to_frame(self) -> Any:
         """Pandas data frame with one row per point of the curve."""
-        return to_frame(point.to_dict() for point in self.curve)
+        return to_frame(asdict(point) for point in self.curve)
 
 
 def calibrate(

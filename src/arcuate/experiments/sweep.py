@@ -271,6 +271,7 @@ class SweepPlan:
 def open_study(plan: SweepPlan, storage: str | None = None) -> "Iterator[optuna.Study]":
     """Create or continue the study of a sweep; the folder of a different sweep is rejected."""
     import optuna
+    from optuna.exceptions import ExperimentalWarning
 
     recipe, store = load_recipe(plan.recipe, plan.overrides), Store.open(plan.data)
     if not select(store, recipe.data, recipe.front_end.patch.count_frames).validation:
@@ -280,20 +281,22 @@ def open_study(plan: SweepPlan, storage: str | None = None) -> "Iterator[optuna.
     # A database keeps many studies, and workers on machines without a common file system find theirs by its name.
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with exclusive_lock(plan.out / ".study.lock", "the study is in use", wait=True):  # one worker creates the tables
-        database = _connect(storage or f"sqlite:///{plan.out.resolve() / STUDY_FILE}")
-        study = optuna.create_study(
-            storage=database,
-            study_name=f"{plan.out.resolve().name}-{digest}",
-            direction="minimize",
-            load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
-        )
-    try:
-        yield study
-    finally:
-        database.remove_session()
-        database.engine.dispose()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # of heartbeats
+        with exclusive_lock(plan.out / ".study.lock", "the study is in use", wait=True):  # one creates the tables
+            database = _connect(storage or f"sqlite:///{plan.out.resolve() / STUDY_FILE}")
+            study = optuna.create_study(
+                storage=database,
+                study_name=f"{plan.out.resolve().name}-{digest}",
+                direction="minimize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=recipe.train.steps // 4),
+            )
+        try:
+            yield study
+        finally:
+            database.remove_session()
+            database.engine.dispose()
 
 
 def _connect(url: str) -> "optuna.storages.RDBStorage":
@@ -306,29 +309,18 @@ def _connect(url: str) -> "optuna.storages.RDBStorage":
     if driver == "sqlite":
         options["connect_args"] = {"timeout": 60}  # seconds to wait for another writer
     try:
-        with _quiet():
-            return RDBStorage(
-                f"{driver}{separator}{rest}",
-                engine_kwargs=options,
-                heartbeat_interval=_HEARTBEAT_S,
-                grace_period=_DEAD_S,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-            )
+        return RDBStorage(
+            f"{driver}{separator}{rest}",
+            engine_kwargs=options,
+            heartbeat_interval=_HEARTBEAT_S,
+            grace_period=_DEAD_S,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+        )
     except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
         raise UserError(
             f"--storage {without_password(url)}: expected the URL of a database whose driver is installed, such as"
             " postgresql://USER@HOST/DATABASE or sqlite:///FILE"
         ) from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress Optuna's warnings that heartbeats are experimental."""
-    from optuna.exceptions import ExperimentalWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        yield
 
 
 # --- Trials ----------------------------------------------------------------------------------------------
@@ -343,8 +335,7 @@ def _optimize(plan: SweepPlan, study: "optuna.Study", stop: Stop) -> None:
     from optuna.storages import fail_stale_trials
 
     def is_enough() -> bool:
-        with _quiet():
-            fail_stale_trials(study)
+        fail_stale_trials(study)
         started = [t for t in _latest(study).values() if t.state.name != "WAITING"]
         return stop.requested or len(started) >= plan.n_trials
 
@@ -352,8 +343,7 @@ def _optimize(plan: SweepPlan, study: "optuna.Study", stop: Stop) -> None:
         return _run_trial(plan, trial, stop)
 
     if not is_enough():
-        with _quiet():
-            study.optimize(objective, catch=_NoResult, callbacks=[lambda s, _: s.stop() if is_enough() else None])
+        study.optimize(objective, catch=_NoResult, callbacks=[lambda s, _: s.stop() if is_enough() else None])
 
 
 def _latest(study: "optuna.Study") -> "dict[Any, FrozenTrial]":
