@@ -311,8 +311,15 @@ def finite_int(value: Any) -> int | None:
 
 
 def fields_to_dict(result: Any, *omit: str) -> dict[str, Any]:
-    """The fields of a dataclass as JSON-ready values, except those in `omit`: the usual `to_dict` of a result."""
+    """The fields of a dataclass as JSON-ready values, except those in `omit`."""
     return {name: to_json_value(value) for name, value in vars(result).items() if name not in omit}
+
+
+class Result:
+    """Base class of results whose JSON object has their fields."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -16,7 +16,7 @@ from arcuate.config import apply_overrides, override_list
 from arcuate.doctor.causes import CERTAIN, STRONG, Cause, Change, describe_changes, leading_causes
 from arcuate.errors import UserError
 from arcuate.experiments.recipe import load_recipe
-from arcuate.files import check_writable, fields_to_dict, write_text
+from arcuate.files import Result, check_writable, write_text
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, check_run_folder, open_run
 
@@ -40,7 +40,7 @@ class SettingChange:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Remedy(Result):
     """Setting changes with a reason for each; `message` states why if there are none."""
 
     verdict: str
@@ -61,9 +61,6 @@ class Remedy:
     def relative(self) -> str:
         """The changes by a factor, in words; empty for a run with a recipe."""
         return describe_changes(Change(c.key, times=c.times) for c in self.changes if c.times is not None)
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
     def to_yaml(self, parent: str) -> str:
         """A recipe that extends `parent` and states only the changes, after the reason for each."""

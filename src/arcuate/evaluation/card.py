@@ -21,7 +21,7 @@ from arcuate.data.releases import RELEASES
 from arcuate.errors import UserError, escape_controls
 from arcuate.evaluation.cite import cite
 from arcuate.exported.file import CARD, is_export, open_archive
-from arcuate.files import fields_to_dict, finite_number, read_json, write_text
+from arcuate.files import Result, finite_number, read_json, write_text
 from arcuate.progress import counted, percent
 from arcuate.run import WORDS_LABEL, Run, RunLike, find_checkpoint, open_run, split_parent, unfinished_reason
 
@@ -32,7 +32,7 @@ _TASK = {"type": "automatic-speech-recognition", "name": "Brain-to-text (intraco
 
 
 @dataclass(frozen=True)
-class CardResult:
+class CardResult(Result):
     """What `write_card` wrote."""
 
     path: Path
@@ -44,9 +44,6 @@ class CardResult:
         missing = " (state one with --license)" if self.licence == UNKNOWN_LICENCE else ""
         data = "simulated data, " if self.simulated else ""
         return f"{self.path}: {data}{counted(self.n_results, 'result')}, licence {self.licence}{missing}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ the risk-coverage curve (error rate among the most confident fraction of the wor
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from arcuate.decoding.hypothesis import Hypothesis
 from arcuate.errors import UserError
 from arcuate.evaluation.choose import N_FOLDS, session_folds
 from arcuate.evaluation.metrics import align_words, score_text
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.progress import percent
 
 _N_BINS = 10
@@ -53,7 +52,7 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class ConfidenceMetrics:
+class ConfidenceMetrics(Result):
     """Quality of word confidences and sentence probabilities on trials with references."""
 
     words: Reliability
@@ -76,9 +75,6 @@ class ConfidenceMetrics:
             f" average),"
             f" {accepted} of them correct; target {percent(self.target_accuracy)}; calibrated on {self.calibrated_on}"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def _number(value: float | None) -> str:

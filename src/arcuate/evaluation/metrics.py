@@ -8,7 +8,6 @@ training text.
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rapidfuzz.distance import Levenshtein
 
@@ -16,7 +15,7 @@ from arcuate.data.alphabet import CLASSES, error_rate_name, recorded_classes
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
 from arcuate.evaluation.significance import bootstrap_interval
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.run import Run
 
 DELETED, INSERTED = "<del>", "<ins>"
@@ -148,7 +147,7 @@ class ScoredTrial:
 
 
 @dataclass(frozen=True)
-class WordMetrics:
+class WordMetrics(Result):
     """Word and character error rates with 95 % bootstrap intervals, in total, by session and by corpus."""
 
     wer: float | None
@@ -181,9 +180,6 @@ class WordMetrics:
             f"leakage: the training text of the language model ({self.lm or 'unnamed'}) contains"
             f" {self.n_in_lm_text} of {self.n_scored} sentences scored here; {without}"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def summarise_words(

@@ -18,7 +18,7 @@ from arcuate.data.text import normalise_text
 from arcuate.data.trial import SPLITS, layout_of_session, session_order, trial_id
 from arcuate.errors import UserError
 from arcuate.evaluation.sentences import find_decodings
-from arcuate.files import OutputKind, check_writable, fields_to_dict, read_jsonl, write_text
+from arcuate.files import OutputKind, Result, check_writable, read_jsonl, write_text
 from arcuate.hub import local_path
 from arcuate.progress import counted, logger
 from arcuate.run import RunLike, open_run
@@ -29,7 +29,7 @@ _CSV = OutputKind(re.compile(rb"id,text\r?\n"), "submission.csv")
 
 
 @dataclass(frozen=True)
-class Submission:
+class Submission(Result):
     """Result of `submit`."""
 
     out: Path
@@ -39,9 +39,6 @@ class Submission:
     n_sessions: int
     complete: bool | None  # whether the number of rows is that of the official test set; None for any other split
     decodings: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def submit(

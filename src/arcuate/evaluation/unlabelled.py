@@ -12,14 +12,13 @@ which prints them; docs/evaluation.md gives error and coverage on days that were
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from arcuate.decoding.hypothesis import token_spans
 from arcuate.errors import UserError
 from arcuate.evaluation.metrics import Score
-from arcuate.files import fields_to_dict, finite_number, read_json
+from arcuate.files import Result, finite_number, read_json
 from arcuate.progress import counted, percent
 from arcuate.run import Run
 
@@ -38,19 +37,16 @@ _FLOOR = 0.002  # error rates are clipped to [this, 1 - this] before the logit
 
 
 @dataclass(frozen=True)
-class ErrorReference:
+class ErrorReference(Result):
     """Measures and error rate of labelled trials of a model, with which later trials are compared."""
 
     error_rate: float
     n_trials: int
     means: tuple[float, ...]  # of `MEASURES`
 
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
-
 
 @dataclass(frozen=True)
-class ErrorEstimate:
+class ErrorEstimate(Result):
     """Estimated error rate of trials without labels, with a 90 % interval."""
 
     error_rate: float
@@ -65,9 +61,6 @@ class ErrorEstimate:
             f" {percent(self.high)}, calibrated on simulated sessions) on {counted(self.n_trials, 'trial')};"
             f" {percent(self.reference.error_rate)} on {counted(self.reference.n_trials, 'labelled trial')}"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def measure_trial(log_probs: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import yaml
 from arcuate.errors import UserError
 from arcuate.evaluation.card import exported_card, run_card
 from arcuate.exported.file import METADATA, is_export, open_archive
-from arcuate.files import fields_to_dict, read_json, write_json
+from arcuate.files import Result, read_json, write_json
 from arcuate.hub import CARD_FILE, PREFIX, HubName, hub_client, parse_name
 from arcuate.run import Run, RunLike, find_checkpoint, open_run
 
@@ -31,7 +31,7 @@ _HOME = re.compile(r"[/\\](?:home|Users)[/\\]\w")
 
 
 @dataclass(frozen=True)
-class PushResult:
+class PushResult(Result):
     """A completed upload."""
 
     repository: str
@@ -45,9 +45,6 @@ class PushResult:
         kind = "private" if self.private else "public"
         uploaded = f"{len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, to the {kind} repository {self.repository}"
         return f"{uploaded}\n{self.url}\nload it with: {PREFIX}{self.repository}@{self.commit}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def push(

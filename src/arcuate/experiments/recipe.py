@@ -28,7 +28,7 @@ from arcuate.data.alphabet import ALPHABETS
 from arcuate.errors import UserError
 from arcuate.experiments.other_names import translate
 from arcuate.experiments.targets import Target
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.hub import RECORD, is_hub_name, local_path
 from arcuate.plugins import trust_code
 from arcuate.run import Run
@@ -233,7 +233,7 @@ class RecipeDescription:
 
 
 @dataclass(frozen=True)
-class RecipeComparison:
+class RecipeComparison(Result):
     """Differences between two recipes, and warnings about coupled settings that were changed separately."""
 
     a: str
@@ -242,9 +242,6 @@ class RecipeComparison:
     ancestor_a: str | None  # official recipe at the root
     ancestor_b: str | None
     warnings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def list_recipes() -> list[RecipeEntry]:

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from arcuate.errors import UserError, has_password, without_password
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 
 # The lines of the user follow these, so they have precedence.
 _DEFAULTS = "#SBATCH --job-name=arcuate --requeue --open-mode=append --signal=TERM@120"
@@ -42,14 +41,11 @@ exit "$code"
 
 
 @dataclass(frozen=True)
-class Submission:
+class Submission(Result):
     """A submitted job."""
 
     job: str  # identifier
     script: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def submit(header: Path, words: Sequence[str]) -> Submission:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.progress import percent
 
 _RATES = ("per", "wer")
@@ -37,15 +37,12 @@ class Target(Settings):
 
 
 @dataclass(frozen=True)
-class TargetOutcome:
+class TargetOutcome(Result):
     """Whether a run met its target, with the validation that decided it."""
 
     status: Literal["met", "missed", "open"]
     step: int | None  # first validation that met the target
     text: str  # one clause
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def judge_target(

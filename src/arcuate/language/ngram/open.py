@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.language.ngram.arpa import read_arpa, write_arpa
 from arcuate.language.ngram.model import (
     VERSION,
@@ -79,7 +79,7 @@ def _cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(Result):
     """Sizes and origin of a model."""
 
     path: str | None
@@ -104,9 +104,6 @@ class ModelInfo:
             n_sentence_hashes=None if model.sentences is None else len(model.sentences),
             metadata={k: v for k, v in model.metadata.items() if k not in ("crc32", "order", "version")},
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def import_model(source: str | Path, path: str | Path, *, progress: Progress | None = None) -> ModelInfo:

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from arcuate.data.text import normalise_text
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict
+from arcuate.files import Result
 from arcuate.language.ngram.model import LanguageModel
 from arcuate.language.ngram.open import open_model
 from arcuate.language.ngram.query import score_sentences
@@ -81,7 +80,7 @@ def measure_leakage(model: LanguageModel, sentences: Sequence[str]) -> Leakage |
 
 
 @dataclass(frozen=True)
-class TextScore:
+class TextScore(Result):
     """Result of `score_text`: perplexity, unknown (OOV) words and sentences of the training text."""
 
     model: str
@@ -96,9 +95,6 @@ class TextScore:
     n_in_training_text: int | None  # sentences; None if the model does not store them
     perplexity_unseen: float | None  # perplexity of the other sentences
     leakage: Leakage | None = None  # of the text given as `against`
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self)
 
 
 def score_text(
