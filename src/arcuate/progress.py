@@ -104,8 +104,8 @@ class ProgressBar:
             return
         line.shown = now
         elapsed, n = now - line.started, done - line.first
-        left = f", {_duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
-        text = f"{activity} {done}/{total}, {_duration(elapsed)}{left}"
+        left = f", {duration(elapsed * (total - done) / n)} left" if n > 0 and done < total else ""
+        text = f"{activity} {done}/{total}, {duration(elapsed)}{left}"
         self._get_console().print(text, markup=False, soft_wrap=True)
 
 
@@ -118,7 +118,7 @@ class _Line:
         self.handle: Any = None  # of the bar or the output that shows it
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from arcuate.config import Settings
-from arcuate.files import Result
+from arcuate.files import Result, finite_number
 from arcuate.progress import percent
 
 _RATES = ("per", "wer")
@@ -52,7 +52,7 @@ def judge_target(
 
     `rate_name` is what `per` is called in the text: PER, or CER for characters.
     """
-    measured = [(row, [_rate(row, name) for name in target.rates]) for row in rows]
+    measured = [(row, [finite_number(row.get(name)) for name in target.rates]) for row in rows]
     known = [(row, [rate for rate in rates if rate is not None]) for row, rates in measured if None not in rates]
     for row, rates in known:
         if all(rate <= limit for rate, limit in zip(rates, target.rates.values(), strict=True)):
@@ -62,13 +62,8 @@ def judge_target(
     return TargetOutcome("missed" if ended else "open", None, so_far)
 
 
-def _rate(row: Mapping[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else None
-
-
 def _rates_text(target: Target, row: Mapping[str, Any], rate_name: str) -> str:
-    rates = " and ".join(f"{_shown(name, rate_name)} {percent(_rate(row, name))}" for name in target.rates)
+    rates = " and ".join(f"{_shown(name, rate_name)} {percent(row[name])}" for name in target.rates)
     return f"{rates} at step {int(row['step']):,}"
 
 

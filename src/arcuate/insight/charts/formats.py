@@ -1,4 +1,4 @@
-"""Number formats of the pages: percentages with one decimal, thousands separators, durations, tick labels."""
+"""Number formats of the pages: percentages with one decimal, thousands separators, tick labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,17 +39,6 @@ def parameter_count(value: Any) -> str:
         if number >= size:
             return f"{number / size:.3g}\u202f{unit}"
     return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.0f}\u202fms"
-    if seconds < 90:
-        return f"{seconds:.0f}\u202fs"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f}\u202fmin"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours}\u202fh {minutes}\u202fmin" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def split_name(split: str) -> str:

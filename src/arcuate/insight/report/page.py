@@ -12,7 +12,6 @@ from arcuate.insight.charts.formats import (
     MISSING,
     confidence_text,
     count,
-    duration,
     interval,
     parameter_count,
     percent,
@@ -25,7 +24,7 @@ from arcuate.insight.report.errors import confusions_section, examples_section, 
 from arcuate.insight.report.trial import trial_figures
 from arcuate.insight.run_data import Results, Row, RunData, lookup, read_results, read_run, read_words
 from arcuate.insight.runs import packaged_ancestor
-from arcuate.progress import counted
+from arcuate.progress import counted, duration
 from arcuate.run import Run, RunLike, open_run
 
 _MAX_INCIDENTS = 12
