@@ -11,7 +11,7 @@ from arcuate.data.electrodes import ElectrodeArray, list_arrays
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_since_first
 from arcuate.errors import UserError
-from arcuate.files import fields_to_dict, to_frame
+from arcuate.files import Result, to_frame
 from arcuate.progress import Progress, counted, logger
 
 SAME_ORDER = 0.4  # channel-order similarity below which channels are reported as re-ordered
@@ -49,7 +49,7 @@ class SessionDrift:
 
 
 @dataclass(frozen=True, eq=False)
-class DriftResult:
+class DriftResult(Result):
     """Drift of all sessions of a store."""
 
     store: Path
@@ -62,9 +62,6 @@ class DriftResult:
     def days_since_first(self) -> list[int | None]:
         """Days from the first dated session to each session; None for names without a date."""
         return days_since_first([row.session for row in self.sessions])
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self) | {"store": str(self.store), "sessions": [asdict(row) for row in self.sessions]}
 
     def to_frame(self) -> Any:
         """One row per session and array, as a pandas DataFrame."""

@@ -36,7 +36,7 @@ from arcuate.exported.file import (
     lexicon_members,
     write_archive,
 )
-from arcuate.files import OutputKind, check_writable, fields_to_dict
+from arcuate.files import OutputKind, Result, check_writable, fields_to_dict
 from arcuate.hub import is_hub_name
 from arcuate.progress import Progress, logger
 from arcuate.run import Run, RunLike, find_checkpoint, open_run, split_parent
@@ -85,7 +85,7 @@ class Int8Comparison:
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Result):
     """Description of an exported file."""
 
     path: Path
@@ -105,9 +105,6 @@ class ExportResult:
             f" model delay {self.delay_ms:g} ms"
         )
         return text if self.int8 is None else f"{text}\n{self.int8.summary()}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return fields_to_dict(self) | {"int8": None if self.int8 is None else self.int8.to_dict()}
 
 
 def export(

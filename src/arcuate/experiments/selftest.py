@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -39,7 +39,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.decode import decode
 from arcuate.experiments.recipe import Recipe, load_recipe
 from arcuate.experiments.train import TrainResult, build_model, train
-from arcuate.files import read_jsonl
+from arcuate.files import Result, read_jsonl
 from arcuate.live.bench import replay_sentences, time_stream
 from arcuate.live.sources.replay import open_replay
 from arcuate.models.config import (
@@ -89,7 +89,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class SelfTest:
+class SelfTest(Result):
     """Result of `selftest`."""
 
     device: dict[str, Any]
@@ -104,9 +104,6 @@ class SelfTest:
     @property
     def exit_code(self) -> int:
         return int(self.n_failed > 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def selftest(device: str = "auto", full: bool = False, *, progress: Progress | None = None) -> SelfTest:

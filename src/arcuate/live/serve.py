@@ -19,7 +19,7 @@ from arcuate.errors import UserError
 from arcuate.evaluation.floor import read_floor
 from arcuate.evaluation.unlabelled import read_reference
 from arcuate.exported.file import is_export
-from arcuate.files import to_json_value
+from arcuate.files import Result
 from arcuate.live.access import bind, make_access, port_of
 from arcuate.live.input import Source
 from arcuate.live.load import find_model, load_decoder
@@ -39,15 +39,12 @@ _NAMED = ("lsl", "redis")  # take the name of a stream, as in lsl:NAME
 
 
 @dataclass(frozen=True)
-class ServeResult:
+class ServeResult(Result):
     """Number of sentences decoded in a live session and, if it was recorded, the paths of the recording."""
 
     n_sentences: int
     recording: Path | None
     store: Path | None  # store of the recorded sentences, if there are any
-
-    def to_dict(self) -> dict[str, Any]:
-        return {key: to_json_value(value) for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
