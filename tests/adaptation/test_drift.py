@@ -1,6 +1,5 @@
 """Drift over sessions: similarity, dead channels, re-ordered channels, and the page."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from arcuate.adaptation.drift import (
     SAME_ORDER,
+    SessionStatistics,
     channel_order_similarity,
     compare_sessions,
     measure_drift,
@@ -24,6 +24,7 @@ from arcuate.data.simulation import simulate
 from arcuate.data.store import Store
 from arcuate.data.trial import days_between
 from arcuate.errors import UserError
+from arcuate.files import read_jsonl
 from support.cli import assert_refused, one_object
 from support.command import arcuate
 from support.days import DEAD, DRIFTED, FIRST, PERMUTED, SAME
@@ -48,6 +49,11 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def measured(simulated: Path) -> list[SessionStatistics]:
+    return measure_sessions(Store.open(simulated / "store"))
+
+
 def test_later_sessions_have_their_dates_and_do_not_change_the_others(tmp_path: Path, simulated: Path) -> None:
     sessions = Store.open(simulated / "store").sessions
     shorter = simulate(tmp_path, layout="b2t25", n_sessions=2, n_trials=20, n_electrodes=24, difficulty="easy", seed=3)
@@ -57,51 +63,38 @@ def test_later_sessions_have_their_dates_and_do_not_change_the_others(tmp_path: 
     assert (tmp_path / name).read_bytes() == (simulated / "source" / name).read_bytes()
 
 
-@pytest.mark.parametrize("later", ["8,5", "0", "x", "5,5"])
+@pytest.mark.parametrize("later", ["8,5", "x"])
 def test_later_days_must_increase(tmp_path: Path, later: str) -> None:
     assert_refused(arcuate("simulate", tmp_path / "out", "--later", later), "5,8")
 
 
-def test_similarity_decreases_with_time(simulated: Path) -> None:
-    sessions = measure_sessions(Store.open(simulated / "store"))
-    same, near, far = (np.nanmedian(profile_similarity(sessions[1], sessions[i])) for i in (1, 2, 3))
+def test_similarity_decreases_with_time(measured: list[SessionStatistics]) -> None:
+    same, near, far = (np.nanmedian(profile_similarity(measured[1], measured[i])) for i in (1, 2, 3))
     assert same == pytest.approx(1) and near > far
 
 
-def test_dead_channels_are_those_of_the_simulator(simulated: Path) -> None:
-    truth = {}
-    for line in (simulated / "source/simulation_truth.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        truth[row["session"]] = row["dead"]
-    sessions = measure_sessions(Store.open(simulated / "store"))
-    assert {d.session: np.flatnonzero(d.flat).tolist() for d in sessions} == truth
+def test_dead_channels_are_those_of_the_simulator(simulated: Path, measured: list[SessionStatistics]) -> None:
+    truth = {row["session"]: row["dead"] for row in read_jsonl(simulated / "source/simulation_truth.jsonl")}
+    assert {d.session: np.flatnonzero(d.flat).tolist() for d in measured} == truth
 
 
-def test_reordered_channels_are_detected(simulated: Path) -> None:
-    sessions = measure_sessions(Store.open(simulated / "store"))
-    order = np.roll(np.arange(len(sessions[0].flat)), 7)
-    a = sessions[2]
+def test_reordered_channels_are_detected_in_recordings_that_are_long_enough(measured: list[SessionStatistics]) -> None:
+    before, a = measured[1], measured[2]
+    order = np.roll(np.arange(len(a.flat)), 7)
     reordered = replace(
         a,
         **{name: getattr(a, name)[order] for name in ("mean", "sd", "skew", "autocorrelation", "flat")},
         correlation=a.correlation[np.ix_(order, order)],
     )
-    same, other = channel_order_similarity(sessions[1], a), channel_order_similarity(sessions[1], reordered)
-    assert same is not None and other is not None
-    assert same > SAME_ORDER > other
+    same, other = channel_order_similarity(before, a), channel_order_similarity(before, reordered)
+    assert same is not None and other is not None and same > SAME_ORDER > other
+    assert channel_order_similarity(before, replace(reordered, n_bins=299)) is None
+    assert channel_order_similarity(before, replace(reordered, n_bins=300)) is not None
 
 
-def test_short_recordings_have_no_channel_order_similarity(simulated: Path) -> None:
-    session = measure_sessions(Store.open(simulated / "store"))[1]
-    order = np.roll(np.arange(len(session.flat)), 7)
-    short = replace(session, n_bins=299, skew=session.skew[order], autocorrelation=session.autocorrelation[order])
-    assert channel_order_similarity(session, short) is None
-    assert channel_order_similarity(session, replace(short, n_bins=300)) is not None
-
-
-def test_mean_shift_and_sd_ratio(simulated: Path) -> None:
+def test_mean_shift_and_sd_ratio(measured: list[SessionStatistics]) -> None:
     """A channel whose mean rose by half an SD, one whose SD doubled, one that became flat; and their array."""
-    session = measure_sessions(Store.open(simulated / "store"))[0]
+    session = measured[0]
     ones, none = np.ones(len(session.flat)), np.zeros(len(session.flat), dtype=bool)
     before = replace(session, mean=2 * ones, sd=4 * ones, flat=none)
     mean, sd, flat = 2 * ones, 4 * ones, none.copy()

@@ -9,7 +9,6 @@ from arcuate.data.store import ChangedStore, Store
 from arcuate.errors import UserError
 from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, corrupt
 from arcuate.evaluation.robustness import bench_robustness
-from arcuate.experiments.train import train
 from arcuate.files import read_json
 
 
@@ -49,17 +48,15 @@ def test_renormalising_uses_the_statistics_of_the_changed_block(cohort_store: Pa
     np.testing.assert_allclose(moved.mean, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_benchmark_writes_its_result_and_is_repeatable(cohort_store: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train("tiny", cohort_store, run, overrides=["train.steps=2", "train.validate_every=2", "encoder.width=16"])
+def test_the_benchmark_writes_its_result_and_is_repeatable(short_run: Path) -> None:
     options = {"corruptions": ("packet loss", "permuted channels"), "severities": (1, 5), "n_trials": 4}
-    first, second = (bench_robustness(run, **options) for _ in range(2))  # type: ignore[arg-type]
-    assert first.to_dict() == second.to_dict() == read_json(run / "results" / "robustness" / "val.json")
+    first, second = (bench_robustness(short_run, **options) for _ in range(2))  # type: ignore[arg-type]
+    assert first.to_dict() == second.to_dict() == read_json(short_run / "results" / "robustness" / "val.json")
     assert first.n_trials == 4 and set(first.mce) == {"undefended", "renormalised"}
     rates = [rate for e in first.corruptions for rate in e.per["undefended"] if rate is not None]
     assert first.mce["undefended"] == pytest.approx(np.mean(rates))
     assert "mean corruption error" in first.summary()
     with pytest.raises(UserError, match="'fire' is unknown; choose from dead array"):
-        bench_robustness(run, corruptions=["fire"])
+        bench_robustness(short_run, corruptions=["fire"])
     with pytest.raises(UserError, match="from 1 to 5"):
-        bench_robustness(run, severities=[6])
+        bench_robustness(short_run, severities=[6])

@@ -19,7 +19,6 @@ from arcuate.evaluation.unlabelled import (
     measure_trial,
     read_reference,
 )
-from arcuate.experiments.train import train
 from arcuate.run import Run
 
 
@@ -84,14 +83,6 @@ def test_the_reference_is_read_from_the_results(tmp_path: Path) -> None:
             read_reference(run)
 
 
-@pytest.fixture(scope="module")
-def run(cohort_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("run") / "run"
-    small = ["encoder.width=16", "train.steps=3", "data.batching.batch_size=4"]
-    train("tiny", cohort_store, path, overrides=small)
-    return path
-
-
 def hide_labels(store: Path, split: str) -> Store:
     opened = Store.open(store)
     hidden = (replace(t, tokens=None, text=None) if t.split == split else t for t in opened.trials)
@@ -100,12 +91,12 @@ def hide_labels(store: Path, split: str) -> Store:
     return opened
 
 
-def test_evaluation_estimates_what_it_cannot_measure(run: Path, cohort_store: Path) -> None:
-    labelled = evaluate(run)
+def test_evaluation_estimates_what_it_cannot_measure(short_run: Path, cohort_store: Path) -> None:
+    labelled = evaluate(short_run)
     assert labelled.estimate is None and labelled.error_reference is not None
     assert labelled.error_reference.error_rate == pytest.approx(min(labelled.per or 0.0, 1.0))
-    assert read_reference(Run(run)) == labelled.error_reference
-    found = evaluate(run, data=hide_labels(cohort_store, "val"), label="hidden")
+    assert read_reference(Run(short_run)) == labelled.error_reference
+    found = evaluate(short_run, data=hide_labels(cohort_store, "val"), label="hidden")
     assert found.per is None and found.error_reference is None
     estimate = found.estimate  # of the same trials as the reference
     assert estimate is not None and estimate.error_rate == pytest.approx(labelled.error_reference.error_rate, abs=0.003)
@@ -114,8 +105,8 @@ def test_evaluation_estimates_what_it_cannot_measure(run: Path, cohort_store: Pa
     assert stored["estimate"]["n_trials"] == estimate.n_trials == found.metrics.n_trials
 
 
-def test_sessions_without_labels_are_estimated_one_by_one(run: Path, cohort_store: Path) -> None:
-    found = evaluate(run, split="test", data=hide_labels(cohort_store, "test"), adapt=True)
+def test_sessions_without_labels_are_estimated_one_by_one(short_run: Path, cohort_store: Path) -> None:
+    found = evaluate(short_run, split="test", data=hide_labels(cohort_store, "test"), adapt=True)
     assert found.per is None and found.adaptation is not None
     sessions = found.adaptation.sessions
     assert all(s.estimate is not None for s in sessions) and found.summary().count("estimated PER") == len(sessions)
