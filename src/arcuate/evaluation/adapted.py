@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, normalised_bins
 from arcuate.adaptation.online import OnlineAdapter, compute_log_probs
 from arcuate.adaptation.state import DecodedTrial, SessionState, confidence
 from arcuate.data.store import Store, TrialInfo
 from arcuate.data.trial import days_between
-from arcuate.evaluation.metrics import Score, score, total
+from arcuate.evaluation.metrics import Score, mean, score, total
 from arcuate.evaluation.significance import Difference, score_difference
 from arcuate.evaluation.trials import TokenSearch, TrialResult, search_trial
 from arcuate.evaluation.unlabelled import ErrorEstimate, ErrorReference, estimate_error, measure_trial
@@ -154,7 +152,7 @@ def summarise_adaptation(
     return AdaptationSummary(
         total(unadapted).rate,
         score_difference(adapted, unadapted) if pairs else None,
-        _mean([t.seconds for t in trials]),
+        mean(t.seconds for t in trials),
         tuple(summarise_session(session, reference) for session in sessions),
         peak_memory_bytes() / (1 << 20),
     )
@@ -179,11 +177,7 @@ def summarise_session(session: AdaptedSession, reference: ErrorReference | None 
         fallbacks=fallbacks,
         layer_distance=trials[-1].layer_distance if trials else 0.0,
         expected_confidence=state.expected.mean if state.expected else None,
-        confidence=_mean([t.confidence for t in trials]),
-        seconds_per_trial=_mean([t.seconds for t in trials]),
+        confidence=mean(t.confidence for t in trials),
+        seconds_per_trial=mean(t.seconds for t in trials),
         estimate=None if reference is None else estimate_error(evidence, reference),
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -24,7 +24,7 @@ from arcuate.evaluation.choose import (
     mbr,
     softmax,
 )
-from arcuate.evaluation.metrics import Score, WordMetrics, score, score_text, summarise_words, total
+from arcuate.evaluation.metrics import Score, WordMetrics, mean, score, score_text, summarise_words, total
 from arcuate.evaluation.sentences import (
     Sentence,
     attach_references,
@@ -72,10 +72,9 @@ class SingleSystems:
 
     def to_dict(self, name: str) -> dict[str, Any]:
         """The values, with the name of the error rate: wer or per."""
-        known = [rate for rate in self.rates if rate is not None]
         return {
             f"single_{name}": list(self.rates),
-            f"single_{name}_mean": float(np.mean(known)) if known else None,
+            f"single_{name}_mean": mean(self.rates),
             "best_single": self.best,
             f"best_single_{name}": self.rates[self.best - 1],
             "against_best_single": self.difference and fields_to_dict(self.difference),

@@ -20,7 +20,7 @@ from arcuate.decoding.options import SearchOptions
 from arcuate.decoding.transducer import TransducerHead, require_transducer
 from arcuate.errors import UserError
 from arcuate.evaluation.confidence import ConfidenceMetrics, measure_confidence
-from arcuate.evaluation.metrics import WordMetrics, summarise_words, total, words_per_minute
+from arcuate.evaluation.metrics import WordMetrics, mean, summarise_words, total, words_per_minute
 from arcuate.evaluation.sentences import (
     Sentence,
     attach_references,
@@ -325,7 +325,7 @@ def summarise_transcripts(
     return TranscriptionMetrics(
         summarise_words(score_sentences(sentences), lm=lm, n_trials=len(sentences)),
         sum(not s.n_best for s in sentences),
-        float(np.mean(seconds)) if seconds else None,
+        mean(seconds),
         float(np.quantile(seconds, 0.95)) if seconds else None,
         peak_memory_bytes() / (1 << 20),
         None if settings is None else measure_confidence(decoded, settings.confidence),

@@ -1,11 +1,9 @@
 """The floor of a run, as `experiments/floor.py` measured it: its error rates on input without neural information."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 from arcuate.errors import UserError
-from arcuate.files import read_json
+from arcuate.files import finite_number, read_json
 from arcuate.run import Run
 
 
@@ -28,9 +26,5 @@ def read_floor(run: Run, split: str) -> FloorRates | None:
     by_input = found.get("wer_floor")
     rates = by_input.values() if isinstance(by_input, dict) else ()
     return FloorRates(
-        _finite(found.get("lowest")), min((r for v in rates if (r := _finite(v)) is not None), default=None)
+        finite_number(found.get("lowest")), min((r for v in rates if (r := finite_number(v)) is not None), default=None)
     )
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from arcuate.data.alphabet import CLASSES, error_rate_name, recorded_classes
@@ -88,6 +89,12 @@ def words_per_minute(n_words: int, seconds: float) -> float | None:
 def total(scores: Iterable[Score]) -> Score:
     """Sum of scores."""
     return sum(scores, Score())
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def rates_by_group(scores: Iterable[tuple[str | None, Score]]) -> dict[str, float | None]:

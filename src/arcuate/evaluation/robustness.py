@@ -18,7 +18,7 @@ from arcuate.data.store import Store, TrialInfo
 from arcuate.errors import UserError
 from arcuate.evaluation.corruption import CORRUPTIONS, SEVERITIES, corrupt
 from arcuate.evaluation.evaluate import ModelSource, find_source, open_store, select_trials
-from arcuate.evaluation.metrics import total
+from arcuate.evaluation.metrics import mean, total
 from arcuate.evaluation.trials import decode_trials
 from arcuate.files import fields_to_dict, write_json
 from arcuate.models.io import load_model
@@ -39,7 +39,7 @@ class CorruptionErrors:
 
     def mean(self, normalisation: str) -> float | None:
         """Mean PER over the severities."""
-        return _mean(self.per[normalisation])
+        return mean(self.per[normalisation])
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def bench_robustness(
         seed,
         _error_rate(model, store, trials, batch_size),
         errors,
-        {label: _mean([rate for e in errors for rate in e.per[label]]) for label in NORMALISATIONS},
+        {label: mean(rate for e in errors for rate in e.per[label]) for label in NORMALISATIONS},
         model.config.classes,
     )
     file = source.run.measurement_file("robustness", split)
@@ -155,8 +155,3 @@ def _labelled_trials(
 def _error_rate(model: Model, store: Store, trials: Sequence[TrialInfo], batch_size: int) -> float | None:
     results = decode_trials(model, store, trials, batch_size=batch_size)
     return total(r.score for r in results if r.score is not None).rate
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return float(np.mean(known)) if known else None

@@ -14,7 +14,7 @@ from arcuate.data.batching import Batch, evaluation_batches, group_by_length
 from arcuate.data.store import Store, TrialInfo
 from arcuate.decoding.hypothesis import greedy
 from arcuate.decoding.transducer import TransducerHead, require_transducer
-from arcuate.evaluation.metrics import Score, rates_by_group, score, total
+from arcuate.evaluation.metrics import Score, mean, rates_by_group, score, total
 from arcuate.evaluation.significance import bootstrap_interval
 from arcuate.files import atomic_group, fields_to_dict, save_npz, write_json, write_jsonl
 from arcuate.losses.combined import LOSS_NAMES, compute_losses, weighted_loss
@@ -197,7 +197,6 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> Phonem
     """Error counts and rates of decoded trials."""
     scored = [(r, r.score) for r in results if r.score is not None]
     scores = [counts for _, counts in scored]
-    losses = [r.loss for r, _ in scored if r.loss is not None]
     greedy_scores = [r.greedy_score for r, _ in scored if r.greedy_score is not None]
     with_mode = [(r, counts) for r, counts in scored if r.trial.mode in MODES]
     any_mode = any(r.trial.mode in MODES for r in results)
@@ -212,7 +211,7 @@ def summarise(results: Sequence[TrialResult], n_resamples: int = 2000) -> Phonem
         counts.substitutions,
         counts.insertions,
         counts.deletions,
-        float(np.mean(losses)) if losses else None,
+        mean(r.loss for r, _ in scored),
         rates_by_group((r.trial.session, counts) for r, counts in scored),
         rates_by_group((_block(r), counts) for r, counts in scored),
         rates_by_group((r.trial.mode, counts) for r, counts in with_mode) if any_mode else None,
