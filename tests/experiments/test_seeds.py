@@ -138,12 +138,6 @@ def test_folders_of_other_content_are_left_alone(ensemble, cohort_store, tmp_pat
     assert "exists and is not empty" in refusal(cohort_store, tmp_path)
 
 
-@pytest.mark.parametrize("size", ["2", "x", ""])
-def test_several_processes_are_rejected(cohort_store, tmp_path, monkeypatch, size):
-    monkeypatch.setenv("WORLD_SIZE", size)
-    assert "torchrun" in refusal(cohort_store, tmp_path / "run")
-
-
 def test_the_seed_of_the_dev_split_does_not_change(cohort_store):
     assert seed_overrides(load_recipe("tiny"), 2) == ["train.seed=2", "data.seed=3"]
     assert seed_overrides(load_recipe("tiny", ["data.dev_fraction=0.1"]), 2) == ["train.seed=2"]

@@ -110,17 +110,23 @@ def test_training_waits_for_the_lock_of_the_run(
     assert started.is_set()
 
 
-@pytest.mark.parametrize("command", ["sweep", "ablate"])
+@pytest.mark.parametrize("size", ["2", "x", ""])
 def test_experiments_in_several_processes_are_rejected(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainings they start would inherit the ranks of torchrun or Slurm, and join as one training."""
     pytest.importorskip("optuna", reason="optuna is not installed")
-    varied = {"sweep": {"train.seed": [1, 2]}, "ablate": ["seed:train.seed=1"]}[command]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=f"{command} starts one training after another.*without torchrun"):
-        getattr(arcuate, command)("tiny", varied, tmp_path / "store", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("WORLD_SIZE", size)
+    store, out = tmp_path / "store", tmp_path / "out"
+    calls: dict[str, Callable[[], object]] = {
+        "sweep": lambda: arcuate.sweep("tiny", {"train.seed": [1, 2]}, store, out),
+        "ablate": lambda: arcuate.ablate("tiny", ["seed:train.seed=1"], store, out),
+        "train --seeds": lambda: arcuate.train("tiny", store, out, seeds=2),
+    }
+    for command, call in calls.items():
+        with pytest.raises(UserError, match=f"{command} starts one training after another.*without torchrun"):
+            call()
+    assert not out.exists()
 
 
 def test_a_job_is_claimed_by_one_worker(tmp_path: Path) -> None:

@@ -159,27 +159,20 @@ def find_runs(folder: Path) -> list[Path]:
     train = f"arcuate train tiny --data STORE --run {folder}/first"
     if not folder.is_dir():
         raise UserError(f"no such folder: {folder}; give the folder that contains your runs, or train one: {train}")
-    found = sorted(_search(folder, 0), key=str)
+    found = sorted(_search(folder), key=str)
     if not found:
         raise UserError(f"{folder} contains no runs; train one with: {train}")
     return found
 
 
-def _search(folder: Path, depth: int) -> list[Path]:
-    if is_run_folder(folder):
-        return [folder]
-    if depth >= _MAX_DEPTH:
-        return []
-    try:
-        children = sorted(Path(e.path) for e in os.scandir(folder) if _is_searched(e))
-    except OSError:
-        return []
-    return [run for child in children for run in _search(child, depth + 1)]
-
-
-def _is_searched(entry: os.DirEntry[str]) -> bool:
+def _search(folder: Path) -> Iterator[Path]:
     """Hidden folders are not searched: those of a command in progress, such as .NAME.part, are not runs yet."""
-    return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    for name, children, _ in os.walk(folder):
+        path = Path(name)
+        is_run, depth = is_run_folder(path), len(path.relative_to(folder).parts)
+        children[:] = [] if is_run or depth >= _MAX_DEPTH else [c for c in children if not c.startswith(".")]
+        if is_run:
+            yield path
 
 
 def is_run_folder(folder: Path) -> bool:
