@@ -10,13 +10,7 @@ import torch
 from arcuate import evaluate
 from arcuate.adaptation.config import Adaptation
 from arcuate.adaptation.known_sessions import expected_confidence, measure_confidence, normalised_bins
-from arcuate.adaptation.online import (
-    OnlineAdapter,
-    adam_step,
-    compute_log_probs,
-    make_adapter,
-    words_label,
-)
+from arcuate.adaptation.online import OnlineAdapter, adam_step, compute_log_probs, make_adapter, words_label
 from arcuate.adaptation.state import (
     MAX_DISTANCE,
     MAX_FALLBACKS,
@@ -42,18 +36,7 @@ from arcuate.decoding.hypothesis import Hypothesis, greedy
 from arcuate.evaluation.adapted import AdaptedSession, adapt_sessions, recording_order
 from arcuate.evaluation.metrics import total
 from arcuate.experiments.recipe import run_recipe
-from arcuate.models.config import (
-    EncoderSettings,
-    FrontEndSettings,
-    GRUSettings,
-    ModelConfig,
-    ModelSettings,
-    Patch,
-    SessionLayerSettings,
-    SmoothingSettings,
-    SSMSettings,
-    TransformerSettings,
-)
+from arcuate.models.config import ModelConfig, ModelSettings
 from arcuate.models.io import load_model
 from arcuate.models.model import Model, add_session
 from arcuate.run import Run, find_checkpoint
@@ -146,29 +129,21 @@ def test_steps_and_total_distance_are_bounded() -> None:
     assert MAX_DISTANCE - 0.02 < moved.distance(start) <= MAX_DISTANCE + 1e-6
 
 
-ENCODERS: dict[str, tuple[EncoderSettings, bool]] = {
-    "gru": (GRUSettings(width=12, depth=1), True),
-    "ssm-no-layers": (SSMSettings(width=8, depth=1, n_heads=2, state_dim=3), False),
-    "gru-bidirectional": (GRUSettings(width=12, depth=1, bidirectional=True), True),
-    "transformer": (
-        TransformerSettings(width=8, depth=1, n_heads=2, context=16),
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_every_encoder_is_adapted(new_days: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("encoder", "has_layers"),
+    [
+        ({"kind": "gru", "width": 12, "depth": 1}, True),
+        ({"kind": "gru", "width": 12, "depth": 1, "bidirectional": True}, True),
+        ({"kind": "ssm", "width": 8, "depth": 1, "n_heads": 2, "state_dim": 3}, False),
+        ({"kind": "transformer", "width": 8, "depth": 1, "n_heads": 2, "context": 16}, True),
+    ],
+)
+def test_every_encoder_is_adapted(new_days: Path, encoder: dict[str, object], has_layers: bool) -> None:
     """Also without session layers, and for complete trials only."""
-    encoder, layers = ENCODERS[name]
     torch.manual_seed(1)
-    front_end = FrontEndSettings(
-        normalise="none",
-        smoothing=SmoothingSettings(sd=0.0),
-        session_layer=SessionLayerSettings(enabled=layers),
-        patch=Patch(bins=4, stride=2),
-    )
-    settings = ModelSettings(front_end=front_end, encoder=encoder)
+    layer, patch = {"enabled": has_layers}, {"bins": 4, "stride": 2}
+    front_end = {"normalise": "none", "smoothing": {"sd": 0.0}, "session_layer": layer, "patch": patch}
+    settings = ModelSettings.model_validate({"front_end": front_end, "encoder": encoder})
     model = Model(ModelConfig(settings=settings, n_channels=N_CHANNELS, sessions=(FIRST, SECOND), classes=CLASSES))
     with torch.no_grad():
         model.head.weight.mul_(40.0)  # untrained but confident

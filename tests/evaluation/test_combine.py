@@ -87,12 +87,6 @@ def test_contradicting_options_are_rejected(lists: Path, changes: dict[str, Any]
         combine(lists, **changes)
 
 
-def test_fitting_needs_enough_references(tmp_path: Path) -> None:
-    path = write(tmp_path / "l.jsonl", *({"id": i, "candidates": ["a", "b"]} for i in range(20)))
-    with pytest.raises(UserError, match="--references"):
-        combine(path, fit=True)
-
-
 def make_run(folder: Path, texts: list[str], frames: np.ndarray, ids: list[str] | None = None) -> Path:
     names = ids or [f"s/val/{i:04d}" for i in range(len(texts))]
     folder.mkdir()
@@ -177,19 +171,14 @@ def test_the_mean_of_frames_is_normalised_and_keeps_equal_models() -> None:
     assert difference == pytest.approx(np.repeat(difference[:, :1], 3, axis=1), abs=1e-5)
 
 
-def frame_scores(name: str, frames: np.ndarray, trial: str = "t1") -> FrameLogProbs:
-    return FrameLogProbs(("BLANK", "A", "B"), (frames,), (trial,), name)
-
-
-def test_averaging_requires_the_same_trials_and_frame_counts() -> None:
-    a = frame_scores("a", normalised(0))
-    for other, message in (
-        (frame_scores("b", normalised(0), "t2"), "same trials"),
-        (frame_scores("b", normalised(0, 5)), "4 frames in a and 5 in b"),
-        (frame_scores("b", np.full((4, 3), np.nan, np.float32)), "NaN"),
-    ):
-        with pytest.raises(UserError, match=message):
-            average([a, other])
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [(normalised(0, 5), "4 frames in a and 5 in b"), (np.full((4, 3), np.nan, np.float32), "NaN")],
+)
+def test_averaging_requires_the_same_frame_counts(frames: np.ndarray, message: str) -> None:
+    models = zip("ab", (normalised(0), frames), strict=True)
+    with pytest.raises(UserError, match=message):
+        average([FrameLogProbs(("BLANK", "A", "B"), (own,), ("t1",), name) for name, own in models])
 
 
 def test_outputs_are_checked_first(lists: Path, tmp_path: Path) -> None:
@@ -198,11 +187,13 @@ def test_outputs_are_checked_first(lists: Path, tmp_path: Path) -> None:
             combine(lists, out=out)
 
 
-def test_references_for_some_trials_are_reported(lists: Path, tmp_path: Path, messages: list[str]) -> None:
-    bare = write(tmp_path / "bare.jsonl", *({"id": f"t{i}", "candidates": ["a b"]} for i in range(12)))
+def test_references_for_some_trials_are_reported(tmp_path: Path, messages: list[str]) -> None:
+    bare = write(tmp_path / "bare.jsonl", *({"id": f"t{i}", "candidates": ["a b"]} for i in range(20)))
     few = write(tmp_path / "few.jsonl", *({"id": f"t{i}", "text": "a b"} for i in range(5)))
     combine(bare, references=few)
-    assert any("5 of 12 trials have a reference" in message for message in messages)
+    assert any("5 of 20 trials have a reference" in message for message in messages)
+    with pytest.raises(UserError, match="add --references"):
+        combine(bare, references=few, fit=True)
 
 
 @pytest.mark.filterwarnings("error")

@@ -79,19 +79,15 @@ def test_unusable_models_are_rejected(small_model: Path, tmp_path: Path) -> None
         score_sentences(load_causal(small_model), ["a " * 300])
 
 
-def test_a_missing_extra_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sentences_are_capitalised_and_a_missing_extra_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from arcuate.evaluation import causal
 
+    assert causal.as_sentence("i think i'm in") == "I think I'm in." and causal.as_sentence("") == "."
     monkeypatch.setattr(causal, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"arcuate\[llm\]"):
         causal.load_causal(tmp_path)
-
-
-def test_sentences_are_capitalised_and_end_with_a_full_stop() -> None:
-    from arcuate.evaluation.causal import as_sentence
-
-    assert as_sentence("i think i'm in") == "I think I'm in."
-    assert as_sentence("") == "."
 
 
 def test_weights_in_the_form_of_the_formula_give_the_same_scores() -> None:
