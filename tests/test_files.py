@@ -195,7 +195,8 @@ def test_the_lock_of_a_killed_process_is_released_though_its_child_lives(tmp_pat
     path = tmp_path / "lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
-    child = int(holder.stdout.readline())
+    with holder.stdout as printed:
+        child = int(printed.readline())
     try:
         with pytest.raises(LockHeld), exclusive_lock(path, "busy"):
             pass

@@ -24,10 +24,6 @@ def escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def has_password(url: str) -> bool:
-    return without_password(url) != url
-
-
 def without_password(url: str) -> str:
     """A URL that is safe to print and store: without the password, whether before the host or in the query."""
     scheme, separator, rest = url.partition("://")

@@ -144,15 +144,9 @@ def percent(rate: float | None) -> str:
 
 def peak_memory_bytes() -> int:
     """Peak resident memory of this process; 0 where the system does not report it (Windows)."""
-    usage = resource_usage()
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
-    return 0 if usage is None else int(usage.ru_maxrss * unit)
-
-
-def resource_usage() -> Any:
-    """Result of `getrusage` for this process; None on a system without it (Windows)."""
     try:
         import resource
     except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF)
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arcuate.errors import UserError, has_password, without_password
+from arcuate.errors import UserError, without_password
 from arcuate.files import Result
 
 # The lines of the user follow these, so they have precedence.
@@ -76,8 +76,7 @@ def batch_script(header: Path, words: Sequence[str]) -> str:
     if not header.is_file():
         raise UserError(f"--slurm {header}: no such file; expected a file of #SBATCH lines, such as #SBATCH --time=60")
     lines = [line for line in header.read_text("utf-8").splitlines() if not line.startswith("#!")]
-    if secret := [word for word in words if has_password(word)]:
-        shown = without_password(secret[0])
+    if shown := next((without_password(word) for word in words if without_password(word) != word), None):
         raise UserError(f"{shown} is given with its password, which Slurm would store; put it into ~/.pgpass")
     resume = ["--resume"] if words[:1] == ["train"] and "--resume" not in words else []
     command = shlex.join([sys.executable, "-u", "-m", "arcuate", *words, *resume])
