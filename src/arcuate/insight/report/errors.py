@@ -100,13 +100,8 @@ def confusions_section(data: RunData, results: Results | None) -> tuple[Figure, 
     groups, unit = token_groups(data.classes), data.unit
     known_names = tuple(name for group in groups.values() for name in group)
     counts = confusions([(d.reference, d.hypothesis) for d in decodings if d.reference is not None])
-    known: _Counts = Counter(
-        {
-            (reference, hypothesis): n
-            for (reference, hypothesis), n in counts.items()
-            if reference in (*known_names, INSERTED) and hypothesis in (*known_names, DELETED)
-        }
-    )
+    expected, decoded = {*known_names, INSERTED}, {*known_names, DELETED}
+    known: _Counts = Counter({pair: n for pair, n in counts.items() if pair[0] in expected and pair[1] in decoded})
     if not known:
         return None
     caption = (
@@ -156,10 +151,7 @@ def _tooltip(reference: str, hypothesis: str, n: int, fraction: float) -> str:
 
 
 def _reference_totals(counts: _Counts) -> Counter[str]:
-    totals: Counter[str] = Counter()
-    for (reference, _), n in counts.items():
-        totals[reference] += n
-    return totals
+    return Counter(reference for reference, _ in counts.elements())
 
 
 def _most_frequent(counts: _Counts, unit: str) -> list[_ErrorTable]:

@@ -152,12 +152,8 @@ def _panels(bins: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 def intensity(bins: np.ndarray) -> np.ndarray:
     """Z-scored channels, clipped to [0, 1]. (T, C) -> (C, T)"""
-    known = np.isfinite(bins)
-    n_known = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, bins, 0.0).sum(axis=0) / n_known
-    centred = np.where(known, np.where(known, bins, 0.0) - mean, 0.0)
-    sd = np.sqrt((centred**2).sum(axis=0) / n_known)
-    scaled = centred / np.where(sd > 0, sd, 1.0)
+    known = np.ma.masked_invalid(bins)
+    scaled = ((known - known.mean(axis=0)) / known.std(axis=0)).filled(0.0)  # also channels without variation
     return np.clip(pool(scaled, _MAX_COLUMNS, _MAX_ROWS).T / _SATURATION_SD, 0.0, 1.0)
 
 
