@@ -16,7 +16,6 @@ SMALLER = {
     r"\bSTEPS = 150\b": "STEPS = 60",
     r"\bn_trials=1[0-9]0\b": "n_trials=30",
     r"\bn_electrodes=(32|64)\b": "n_electrodes=16",
-    r'out="notebook/calibrated"': 'out="notebook/calibrated", settings={"steps": 10}',
 }
 PRINTED = {"03_rescue_a_run": ("collapsed", "eps")}  # what a notebook promises
 EMPTY = "import os\nos.chdir({folder!r})\n%reset -f"  # the names of the notebook before are gone
