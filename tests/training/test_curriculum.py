@@ -263,3 +263,8 @@ def test_killed_between_and_inside_stages(cohort_store: Path, tmp_path: Path) ->
     ]
     assert all(found == links[0] for found in links)
     assert len(links[0]) == 4
+
+
+def test_stages_that_are_not_a_list_are_refused() -> None:
+    with pytest.raises(UserError, match="expected a list"):
+        load_recipe("tiny", ["stages=7"])

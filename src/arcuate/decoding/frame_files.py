@@ -330,7 +330,8 @@ def _check_trial(path: Path, number: int, values: np.ndarray, is_log_prob: bool)
         raise UserError(f"{path}, trial {number}: scores are {values.dtype} with shape {values.shape}, expected (F, V)")
     if is_log_prob:
         return values
-    frames = np.asarray(values, np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        frames = np.asarray(values, np.float64)
     if not np.isfinite(frames).all():
         raise UserError(f"{path}, trial {number}: logits contain NaN or infinity; check the model that wrote them")
     if len(frames) and np.abs(frames).max() > _MAX_LOGIT:  # their differences would be infinite in float32

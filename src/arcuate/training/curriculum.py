@@ -114,6 +114,8 @@ def fill_length(tree: Any) -> Any:
         if "steps" in train and train["steps"] is None:
             raise ValueError("train.steps is null and there are no stages to define its value; set train.steps")
         return tree
+    if not isinstance(stages, (list, tuple)):
+        return tree  # rejected later, with its own message
     steps = [_value(stage, "steps") for stage in stages]
     known = all(type(n) is int for n in steps)
     total = min(sum(n for n in steps if n), MAX_STEPS) if known else MAX_STEPS
